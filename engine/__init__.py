@@ -1,0 +1,1 @@
+"""The multi-LoRA engine: torch, triton, safetensors, tokenizers, jinja2 and numpy only."""

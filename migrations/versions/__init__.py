@@ -1,0 +1,1 @@
+"""Forward-only migrations in plain SQL."""

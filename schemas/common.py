@@ -1,0 +1,102 @@
+"""The closed vocabulary that every message, row and payload shares."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_METADATA_BYTES = 16 * 1024
+MAX_INLINE_OUTPUT_BYTES = 64 * 1024
+
+
+class Strict(BaseModel):
+    """Base of every boundary model: unknown fields and wrong types are refused by name; instances are frozen."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Lane(StrEnum):
+    """Priority class of a job; each lane of a pool is one topic."""
+
+    INTERACTIVE = "interactive"
+    STANDARD = "standard"
+    BATCH = "batch"
+
+
+class JobState(StrEnum):
+    """Where a job is in its life. See `TERMINAL_STATES` for those it never leaves."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    PARKED = "parked"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+TERMINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED})
+
+
+class AdapterStatus(StrEnum):
+    """Where an adapter version is in its admission."""
+
+    PENDING = "pending"
+    READY = "ready"
+    REJECTED = "rejected"
+    DISABLED = "disabled"
+
+
+class FinishReason(StrEnum):
+    """Why generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class ErrorCode(StrEnum):
+    """Stable error codes; `ERROR_SENTENCES` says each in words."""
+
+    INVALID_MESSAGE = "invalid_message"
+    ID_CONFLICT = "id_conflict"
+    UNAUTHENTICATED = "unauthenticated"
+    UNKNOWN_ADAPTER = "unknown_adapter"
+    ADAPTER_NOT_READY = "adapter_not_ready"
+    ADAPTER_LOAD_FAILED = "adapter_load_failed"
+    ADAPTER_LOAD_TIMEOUT = "adapter_load_timeout"
+    PROMPT_TOO_LONG = "prompt_too_long"
+    LIMIT_EXCEEDED = "limit_exceeded"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    ENGINE_ERROR = "engine_error"
+    RESULT_TOO_LARGE = "result_too_large"
+
+
+ERROR_SENTENCES: dict[ErrorCode, str] = {
+    ErrorCode.INVALID_MESSAGE: "The record is not a valid JobRequest; the message names the field.",
+    ErrorCode.ID_CONFLICT: "This job_id was already used by the tenant for a different request.",
+    ErrorCode.UNAUTHENTICATED: "The record's signature is missing or does not match the tenant's producer key.",
+    ErrorCode.UNKNOWN_ADAPTER: "The tenant has no adapter of this name and version.",
+    ErrorCode.ADAPTER_NOT_READY: "The adapter exists but is pending, rejected or disabled.",
+    ErrorCode.ADAPTER_LOAD_FAILED: "The adapter's files could not be fetched, verified or loaded.",
+    ErrorCode.ADAPTER_LOAD_TIMEOUT: "The adapter did not arrive within the load timeout.",
+    ErrorCode.PROMPT_TOO_LONG: "Prompt and max_tokens together exceed the model's context or the engine's memory.",
+    ErrorCode.LIMIT_EXCEEDED: "The tenant's limit leaves no room for this job.",
+    ErrorCode.DEADLINE_EXCEEDED: "The deadline passed before the job was started.",
+    ErrorCode.TIMEOUT: "The job ran longer than its timeout_ms.",
+    ErrorCode.CANCELLED: "The job was cancelled on request.",
+    ErrorCode.ENGINE_ERROR: "The engine failed on this job as often as its attempts allow.",
+    ErrorCode.RESULT_TOO_LARGE: "The output is larger than LORAQ_MAX_RESULT_BYTES.",
+}
+
+NAME_PATTERN = r"^[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?$"
+ADAPTER_REF_PATTERN = r"^[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?(?:@[1-9][0-9]{0,8})?$"
+
+TenantName = Annotated[str, Field(pattern=NAME_PATTERN, description="Tenant: 1 to 64 of a-z 0-9 . _ -")]
+AdapterName = Annotated[
+    str, Field(pattern=NAME_PATTERN, description="Adapter without version: 1 to 64 of a-z 0-9 . _ -")
+]
+AdapterRef = Annotated[
+    str, Field(pattern=ADAPTER_REF_PATTERN, description="`name`: its newest active version; `name@3`: that one")
+]

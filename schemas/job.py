@@ -1,0 +1,88 @@
+"""JobRequest: the value of a record on `<prefix>.<pool>.jobs.<lane>`."""
+
+import json
+from typing import Annotated, Any, Literal, Self
+from uuid import UUID
+
+from pydantic import AnyHttpUrl, AwareDatetime, Field, JsonValue, field_validator, model_validator
+
+from schemas.common import MAX_METADATA_BYTES, AdapterRef, Strict, TenantName
+
+MAX_STOP_STRINGS = 16
+MAX_LOGPROBS = 20
+
+
+class ChatMessage(Strict):
+    """One turn of a conversation; the base model's chat template renders the list."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Sampling(Strict):
+    """How tokens are chosen. Defaults are greedy decoding of at most 128 tokens."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=131_072)] = 128
+    temperature: Annotated[float, Field(ge=0.0, le=10.0, description="0 is greedy")] = 0.0
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Field(ge=0, description="0 is off")] = 0
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=MAX_STOP_STRINGS)] = (
+        Field(default_factory=list)
+    )
+    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] = 1.0
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    ignore_eos: bool = False
+
+
+class WebhookTarget(Strict):
+    """Where the signed completion goes: an address, or the name of an endpoint the tenant registered."""
+
+    url: AnyHttpUrl | None = None
+    endpoint: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if (self.url is None) == (self.endpoint is None):
+            raise ValueError("give exactly one of url and endpoint")
+        return self
+
+
+class JobRequest(Strict):
+    """One inference job. Exactly one of `prompt`, `messages` and `prompt_token_ids` is given."""
+
+    job_id: UUID | None = None
+    tenant: TenantName
+    adapter: AdapterRef | None = None
+    prompt: Annotated[str, Field(min_length=1)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    prompt_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)] | None = None
+    sampling: Sampling = Sampling()
+    deadline: AwareDatetime | None = None
+    timeout_ms: Annotated[int, Field(ge=1, le=86_400_000)] | None = None
+    webhook: WebhookTarget | None = None
+    metadata: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @field_validator("metadata")
+    @classmethod
+    def _metadata_fits(cls, metadata: dict[str, Any]) -> dict[str, Any]:
+        try:
+            encoded = json.dumps(metadata, ensure_ascii=False, allow_nan=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"metadata holds a lone surrogate at character {error.start}") from error
+        if len(encoded) > MAX_METADATA_BYTES:
+            raise ValueError(f"metadata is {len(encoded)} bytes as JSON; at most {MAX_METADATA_BYTES} are allowed")
+        if b"\\u0000" in encoded.replace(b"\\\\", b""):
+            raise ValueError("metadata holds the character U+0000, which a jsonb column cannot store")
+        return metadata
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> Self:
+        given = [name for name in ("prompt", "messages", "prompt_token_ids") if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) if given else "none"
+            raise ValueError(f"give exactly one of prompt, messages and prompt_token_ids; found {found}")
+        return self

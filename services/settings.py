@@ -1,0 +1,162 @@
+"""Every setting of every process, read once from the environment.
+
+A bad value stops the process at once with one line that names it.
+"""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from schemas.common import NAME_PATTERN, Lane
+from services.errors import ConfigError
+
+GIB = 1024**3
+MIB = 1024**2
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+def default_cache_dir() -> Path:
+    """Where converted models and staged adapters lie unless a setting says otherwise."""
+    return Path.home() / ".cache" / "loraq"
+
+
+class Settings(BaseSettings):
+    """Frozen settings. Sources, strongest first: environment, `.env`, the env file that `loraq up` writes."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="LORAQ_", env_file=(".loraq/stack.env", ".env"), extra="ignore", frozen=True, env_ignore_empty=True
+    )
+
+    pool: str = Field("default", pattern=NAME_PATTERN, description="Name of this deployment of one base model.")
+    topic_prefix: str = Field(
+        "loraq", pattern=r"^[a-zA-Z0-9._-]{1,64}$", description="First part of every topic's name."
+    )
+    partitions: int = Field(6, ge=1, le=1024, description="Partitions of each job topic, when topics are made.")
+    replication_factor: int = Field(1, ge=1, le=5, description="Replicas of each topic, when topics are made.")
+
+    kafka_bootstrap: str = Field("127.0.0.1:9092", description="Brokers, host:port, separated by commas.")
+    kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "PLAINTEXT", description="How to talk to the brokers."
+    )
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+        "PLAIN", description="SASL mechanism."
+    )
+    kafka_sasl_username: str | None = Field(None, description="SASL user.")
+    kafka_sasl_password: SecretStr | None = Field(None, description="SASL password.")
+    kafka_ssl_cafile: Path | None = Field(
+        None, description="PEM file of the authorities that sign the brokers' certificates."
+    )
+    kafka_ssl_certfile: Path | None = Field(None, description="PEM file of the client's certificate.")
+    kafka_ssl_keyfile: Path | None = Field(None, description="PEM file of the client's key.")
+    kafka_session_timeout_s: Positive = Field(
+        10.0, description="Seconds without a heartbeat after which a worker loses its partitions."
+    )
+
+    database_url: SecretStr = Field(
+        SecretStr("postgresql://loraq@127.0.0.1:5432/loraq"), description="Postgres, as a URL."
+    )
+    database_pool_size: int = Field(8, ge=1, le=100, description="Connections per process.")
+    database_timeout_s: Positive = Field(30.0, description="Longest wait for a connection or a statement, seconds.")
+
+    s3_endpoint: str | None = Field(None, description="Endpoint of an S3-compatible store; empty for AWS.")
+    s3_bucket: str = Field("loraq", description="Bucket of pushed adapters and large outputs.")
+    s3_region: str = Field("us-east-1", description="Region that requests are signed for.")
+    s3_access_key: str | None = Field(
+        None, description="Access key; without it the usual AWS credential chain is used."
+    )
+    s3_secret_key: SecretStr | None = Field(None, description="Secret key.")
+    s3_concurrency: int = Field(8, ge=1, le=64, description="S3 transfers at once.")
+    s3_timeout_s: Positive = Field(
+        30.0, description="Longest silence of the store before a request is retried, seconds."
+    )
+
+    base_model: Path | None = Field(None, description="Hugging Face directory of the base model.")
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="Where the engine runs.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="Type of weights and activations.")
+    max_batch_size: int = Field(32, ge=1, le=1024, description="Sequences in one engine step.")
+    kv_bytes: int = Field(1 * GIB, ge=16 * MIB, description="Memory for KV blocks, bytes.")
+    engine_threads: int = Field(0, ge=0, le=256, description="CPU threads of the engine; 0 is one per core.")
+    engine_start_timeout_s: Positive = Field(300.0, description="Longest start of the engine process, seconds.")
+
+    cache_dir: Path = Field(
+        default_factory=default_cache_dir, description="Directory of staged adapters and converted models."
+    )
+    disk_cache_bytes: int = Field(10 * GIB, ge=16 * MIB, description="Budget of the adapter cache on disk, bytes.")
+    host_cache_bytes: int = Field(2 * GIB, ge=16 * MIB, description="Budget of adapters in host memory, bytes.")
+    adapter_load_timeout_s: Positive = Field(60.0, description="Longest wait of a job for its adapter, seconds.")
+    max_adapter_bytes: int = Field(2 * GIB, ge=1, description="Largest adapter that is admitted, bytes.")
+
+    worker_id: str | None = Field(None, description="Name of this worker; host name and process id unless given.")
+    lanes: tuple[Lane, ...] = Field(tuple(Lane), description="Lanes that this worker serves, as a JSON list.")
+    max_backlog_jobs: int = Field(512, ge=1, description="Jobs held in memory; past it partitions are paused.")
+    max_attempts: int = Field(3, ge=1, le=100, description="Engine attempts before a job fails.")
+    lease_s: Positive = Field(15.0, description="Seconds that a taken job belongs to its worker without renewal.")
+    default_timeout_s: Positive = Field(600.0, description="Running time of a job that names none, seconds.")
+    drain_s: Positive = Field(20.0, description="Grace for running jobs after SIGTERM, seconds.")
+    max_result_bytes: int = Field(1 * MIB, ge=1024, description="Largest output text, bytes of UTF-8.")
+    require_signed_jobs: bool = Field(False, description="Refuse records without a valid loraq-signature header.")
+
+    secret_key: SecretStr | None = Field(None, description="32 bytes, base64: encrypts tenants' secrets at rest.")
+    webhook_allow_networks: tuple[str, ...] = Field(
+        (), description="Networks (CIDR) that webhooks may reach though they are inside, JSON list."
+    )
+    webhook_timeout_s: Positive = Field(15.0, description="Longest answer of a webhook's receiver, seconds.")
+    webhook_concurrency: int = Field(64, ge=1, le=4096, description="Webhooks in flight per dispatcher.")
+    webhook_max_attempts: int = Field(8, ge=1, le=50, description="Attempts before a webhook is given up.")
+    poll_interval_s: Positive = Field(1.0, description="Polling fallback of dispatcher and registrar, seconds.")
+    outbox_retention_days: int = Field(7, ge=1, le=365, description="Days that finished outbox rows are kept.")
+
+    http_host: str = Field("127.0.0.1", description="Address of /healthz, /readyz and /metrics.")
+    http_port: int = Field(
+        0, ge=0, le=65535, description="Port of /healthz, /readyz and /metrics; 0 takes a free one and logs it."
+    )
+    log_format: Literal["console", "json"] = Field("console", description="How log lines look.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+    otlp_endpoint: str | None = Field(
+        None, description="OTLP/HTTP collector, for instance http://127.0.0.1:4318; off when empty."
+    )
+
+    @field_validator("base_model")
+    @classmethod
+    def _is_model_dir(cls, path: Path | None) -> Path | None:
+        if path is not None and not (path / "config.json").is_file():
+            raise ValueError(f"{path} is not a Hugging Face model directory: it has no config.json")
+        return path
+
+    def jobs_topic(self, lane: Lane) -> str:
+        """Topic of a lane's job records."""
+        return f"{self.topic_prefix}.{self.pool}.jobs.{lane}"
+
+    @cached_property
+    def dead_topic(self) -> str:
+        """Topic of records that no job can be made of."""
+        return f"{self.topic_prefix}.{self.pool}.jobs.dead"
+
+    @cached_property
+    def events_topic(self) -> str:
+        """Topic of lifecycle events."""
+        return f"{self.topic_prefix}.{self.pool}.events"
+
+    @cached_property
+    def control_topic(self) -> str:
+        """Topic of cancellations."""
+        return f"{self.topic_prefix}.{self.pool}.control"
+
+    @cached_property
+    def consumer_group(self) -> str:
+        """Kafka group of this pool's workers."""
+        return f"{self.topic_prefix}.{self.pool}.workers"
+
+
+def load_settings(**overrides: object) -> Settings:
+    """Read the settings; raises ConfigError naming the first bad one."""
+    try:
+        return Settings(**overrides)  # type: ignore[arg-type]  # pydantic checks the values
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "LORAQ_" + "_".join(str(part) for part in first["loc"]).upper()
+        raise ConfigError(f"{name}: {first['msg']} (got {first['input']!r})") from error
