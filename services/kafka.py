@@ -1,0 +1,215 @@
+"""Kafka plumbing: clients with safe options, the topics of a pool, and the translation of its errors.
+
+The library's defaults lose data in several ways (automatic commits, starting at the newest record, one replica's
+acknowledgement); every client of ours is made here so that none of them is in use.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.coordinator.assignors.range import RangePartitionAssignor
+from aiokafka.errors import (
+    AuthenticationFailedError,
+    AuthenticationMethodNotSupported,
+    ClusterAuthorizationFailedError,
+    GroupAuthorizationFailedError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    SaslAuthenticationFailed,
+    TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
+    UnsupportedSaslMechanismError,
+    for_code,
+)
+from aiokafka.helpers import create_ssl_context
+
+from schemas.common import Lane
+from services.errors import ConfigError, InputError, RetryableError, ServiceError
+from services.settings import Settings
+
+MAX_RECORD_BYTES = 1024 * 1024
+MAX_DEAD_RECORD_BYTES = 2 * 1024 * 1024
+REQUEST_TIMEOUT_MS = 20_000
+METADATA_MAX_AGE_MS = 30_000
+REBALANCE_TIMEOUT_S = 60.0
+TOPICS_VISIBLE_TIMEOUT_S = 30.0
+
+_REFUSED = (
+    AuthenticationFailedError,
+    AuthenticationMethodNotSupported,
+    SaslAuthenticationFailed,
+    UnsupportedSaslMechanismError,
+)
+_FORBIDDEN = (TopicAuthorizationFailedError, GroupAuthorizationFailedError, ClusterAuthorizationFailedError)
+
+
+def client_options(settings: Settings) -> dict[str, Any]:
+    """Options that every Kafka client shares: where the brokers are and how to prove who we are."""
+    protocol = settings.kafka_security_protocol
+    options: dict[str, Any] = {
+        "bootstrap_servers": settings.kafka_bootstrap,
+        "security_protocol": protocol,
+        "request_timeout_ms": REQUEST_TIMEOUT_MS,
+        "metadata_max_age_ms": METADATA_MAX_AGE_MS,
+    }
+    if protocol in ("SSL", "SASL_SSL"):
+        options["ssl_context"] = _ssl_context(settings)
+    if protocol.startswith("SASL"):
+        options |= _sasl_options(settings)
+    return options
+
+
+def _ssl_context(settings: Settings) -> Any:
+    files = {
+        "cafile": settings.kafka_ssl_cafile,
+        "certfile": settings.kafka_ssl_certfile,
+        "keyfile": settings.kafka_ssl_keyfile,
+    }
+    try:
+        return create_ssl_context(**{name: str(path) for name, path in files.items() if path is not None})
+    except OSError as error:
+        given = ", ".join(f"LORAQ_KAFKA_SSL_{name.upper()}={path}" for name, path in files.items() if path)
+        raise ConfigError(f"the TLS files of Kafka cannot be used ({given}): {error}") from error
+
+
+def _sasl_options(settings: Settings) -> dict[str, Any]:
+    if settings.kafka_sasl_username is None or settings.kafka_sasl_password is None:
+        raise ConfigError(
+            f"LORAQ_KAFKA_SECURITY_PROTOCOL={settings.kafka_security_protocol} needs"
+            " LORAQ_KAFKA_SASL_USERNAME and LORAQ_KAFKA_SASL_PASSWORD"
+        )
+    return {
+        "sasl_mechanism": settings.kafka_sasl_mechanism,
+        "sasl_plain_username": settings.kafka_sasl_username,
+        "sasl_plain_password": settings.kafka_sasl_password.get_secret_value(),
+    }
+
+
+def job_consumer(settings: Settings, *, client_id: str = "loraq-worker", max_poll_records: int = 500) -> Any:
+    """A consumer in the pool's group, not yet subscribed or started; values are bytes, offsets move only by commit.
+
+    Ranges keep partition i of every lane with one member, so an adapter's jobs meet the same caches.
+    """
+    session_ms = round(settings.kafka_session_timeout_s * 1000)
+    return AIOKafkaConsumer(
+        **client_options(settings),
+        client_id=client_id,
+        group_id=settings.consumer_group,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        isolation_level="read_committed",
+        partition_assignment_strategy=(RangePartitionAssignor,),
+        session_timeout_ms=session_ms,
+        heartbeat_interval_ms=max(1, session_ms // 4),
+        rebalance_timeout_ms=round(max(REBALANCE_TIMEOUT_S, settings.kafka_session_timeout_s) * 1000),
+        max_poll_records=max_poll_records,
+    )
+
+
+def producer(settings: Settings, *, client_id: str = "loraq", max_request_size: int = MAX_RECORD_BYTES) -> Any:
+    """A producer, not yet started, that counts a record as sent when every in-sync replica has it.
+
+    Not idempotent: a retry may repeat a record, which every consumer of ours recognises by its id.
+    """
+    return AIOKafkaProducer(
+        **client_options(settings), client_id=client_id, acks="all", max_request_size=max_request_size, linger_ms=2
+    )
+
+
+def dead_letter_producer(settings: Settings) -> Any:
+    """A producer for the dead-letter topic: room for the largest job record and the headers that say why."""
+    return producer(settings, client_id="loraq-dead-letters", max_request_size=MAX_DEAD_RECORD_BYTES)
+
+
+@asynccontextmanager
+async def admin(settings: Settings) -> AsyncIterator[AIOKafkaAdminClient]:
+    """A started admin client; raises RetryableError when no broker answers."""
+    client = AIOKafkaAdminClient(**client_options(settings), client_id="loraq-admin")
+    try:
+        await client.start()
+        yield client
+    except (KafkaError, OSError) as error:
+        raise translated(error, settings) from error
+    finally:
+        await client.close()
+
+
+async def check_reachable(settings: Settings) -> None:
+    """Return when a broker answers; raises RetryableError or ConfigError saying why not."""
+    async with admin(settings) as client:
+        await client.list_topics()
+
+
+async def cluster_id(settings: Settings) -> str:
+    """Id of the cluster, empty for brokers that have none."""
+    async with admin(settings) as client:
+        described = await client.describe_cluster()
+    return str(described.get("cluster_id") or "")
+
+
+def pool_topics(settings: Settings) -> list[NewTopic]:
+    """The topics of a pool as they should be made."""
+    copies = settings.replication_factor
+    jobs = [NewTopic(settings.jobs_topic(lane), settings.partitions, copies) for lane in Lane]
+    dead_config = {"max.message.bytes": str(MAX_DEAD_RECORD_BYTES)}
+    dead = NewTopic(settings.dead_topic, settings.partitions, copies, topic_configs=dead_config)
+    events = NewTopic(settings.events_topic, settings.partitions, copies)
+    control = NewTopic(settings.control_topic, 1, copies)
+    return [*jobs, dead, events, control]
+
+
+async def ensure_topics(settings: Settings) -> list[str]:
+    """Make the pool's missing topics and return their names; safe to run at any time and twice at once.
+
+    Raises ConfigError when lanes that exist already differ in partitions: their numbers must meet.
+    """
+    async with admin(settings) as client:
+        existing = set(await client.list_topics())
+        missing = [topic for topic in pool_topics(settings) if topic.name not in existing]
+        if missing:
+            response = await client.create_topics(missing, timeout_ms=REQUEST_TIMEOUT_MS)
+            _check_created(response, settings)
+        await _wait_until_visible(client, {topic.name for topic in missing})
+        await _check_lanes_agree(client, settings)
+    return [topic.name for topic in missing]
+
+
+def _check_created(response: Any, settings: Settings) -> None:
+    for name, code, *_ in response.topic_errors:
+        error = for_code(code)
+        if code and error is not TopicAlreadyExistsError:
+            raise translated(error(f"topic {name} was not made"), settings)
+
+
+async def _wait_until_visible(client: AIOKafkaAdminClient, names: set[str]) -> None:
+    deadline = time.monotonic() + TOPICS_VISIBLE_TIMEOUT_S
+    while not names <= set(await client.list_topics()):
+        if time.monotonic() > deadline:
+            raise RetryableError(f"the brokers made the topics {', '.join(sorted(names))} but do not list them yet")
+        await asyncio.sleep(0.1)
+
+
+async def _check_lanes_agree(client: AIOKafkaAdminClient, settings: Settings) -> None:
+    described = await client.describe_topics([settings.jobs_topic(lane) for lane in Lane])
+    counts = {topic["topic"]: len(topic["partitions"]) for topic in described}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{name} has {count}" for name, count in sorted(counts.items()))
+        raise ConfigError(f"the lanes of a pool need equal partition counts: {listed}")
+
+
+def translated(error: BaseException, settings: Settings) -> ServiceError:
+    """What a foreign Kafka error means here: retryable unless credentials, rights or the record's size are wrong."""
+    place = f"Kafka at {settings.kafka_bootstrap}"
+    reason = str(error) or type(error).__name__
+    if isinstance(error, _REFUSED):
+        return ConfigError(f"{place} refused the credentials; check LORAQ_KAFKA_SASL_USERNAME and _PASSWORD: {reason}")
+    if isinstance(error, _FORBIDDEN):
+        return ConfigError(f"{place} does not allow this user to do that; check its ACLs: {reason}")
+    if isinstance(error, MessageSizeTooLargeError):
+        return InputError(f"the record is larger than {place} accepts; make it smaller: {reason}")
+    return RetryableError(f"{place} did not do as asked; check that it runs and LORAQ_KAFKA_BOOTSTRAP: {reason}")
