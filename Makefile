@@ -1,0 +1,107 @@
+# The verbs of this repository. `make` alone lists them; each one sets up what it needs.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+TESTS ?= tests
+BENCH ?= engine --json
+
+# Hard links where the cache lies on the same file system, copies elsewhere; byte code is compiled on first import.
+export UV_LINK_MODE ?= hardlink
+export UV_COMPILE_BYTECODE ?= 0
+export UV_SYSTEM_CERTS ?= 1
+export UV_HTTP_TIMEOUT ?= 300
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+# uv does not read pip's configuration: a mirror that is set there holds for it as well.
+FOLLOW_PIP = pip_setting() { $(BIN)/python -m pip config get global.$$1 2>/dev/null || true; }; \
+	mirror="$${PIP_INDEX_URL:-$$(pip_setting index-url)}"; \
+	if [ -n "$$mirror" ] && [ -z "$${UV_DEFAULT_INDEX:-}$${UV_INDEX_URL:-}" ]; then export UV_DEFAULT_INDEX="$$mirror"; fi
+
+.PHONY: help demo test lint fmt bench up down reference requirements clean
+
+help: ## list the verbs
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
+
+demo: $(VENV)/.local ## set everything up and show the whole product at work
+	@$(BIN)/loraq demo
+
+up: $(VENV)/.local ## start the embedded stack: Kafka, Postgres, S3
+	@$(BIN)/loraq up
+
+down: $(VENV)/.local ## stop the embedded stack
+	@$(BIN)/loraq down
+
+test: lint ## every gate, then the test suite; TESTS=tests/schemas runs a part
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: $(VENV)/.dev ## style, formatting, types and import laws
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: $(VENV)/.dev ## format the code and apply the safe fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.local ## measure; BENCH="service --jobs 2000 --json" chooses what
+	@$(BIN)/loraq bench $(BENCH)
+
+reference: $(VENV)/.dev ## write docs/reference, docs/configuration.md and docs/errors.md from the code
+	$(BIN)/python -m schemas.export docs/reference
+	$(BIN)/python docs/generate.py
+
+COMPILE = $(UV) pip compile pyproject.toml --excludes requirements/excludes.txt --no-emit-index-url --no-annotate \
+	--no-header --python-version 3.11 --upgrade --quiet
+requirements: $(VENV)/.uv ## recompile the pinned requirements from pyproject.toml
+	@$(FOLLOW_PIP); \
+	$(COMPILE) -o requirements/runtime.txt; \
+	$(COMPILE) --extra local --constraint requirements/runtime.txt -o requirements/local.txt; \
+	$(COMPILE) --extra local --extra dev --constraint requirements/local.txt -o requirements/dev.txt
+	@wc -l requirements/*.txt
+
+clean: ## remove what builds and tools leave; the environment and the stack's data stay
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .bench
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
+
+# Each stamp stands for one finished step, so a second run has nothing to do.
+$(VENV)/.uv: requirements/bootstrap.txt
+	@command -v gcc >/dev/null || command -v cc >/dev/null || \
+		{ echo "make: no C compiler found; install gcc (Debian: apt-get install gcc)" >&2; exit 1; }
+	@found=""; for candidate in $(PYTHON) python3.13 python3.12 python3.11 python3; do \
+		if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found="$$candidate"; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+		echo "make: Python 3.11 or newer is needed; found $$(python3 --version 2>&1 || true)." \
+			"Install it, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; fi; \
+	echo "==> making $(VENV) with $$("$$found" --version)"; \
+	[ -x $(BIN)/python ] || "$$found" -m venv $(VENV) || \
+		{ echo "make: $$found cannot make an environment; install its venv module (Debian: apt-get install python3-venv)" >&2; \
+		rm -rf $(VENV); exit 1; }
+	@$(BIN)/python -m pip install --quiet --requirement requirements/bootstrap.txt
+	@touch $@
+
+# The development pins contain the local ones: where they are installed, there is nothing left to fetch.
+$(VENV)/.packages-local: requirements/local.txt requirements/excludes.txt $(VENV)/.uv
+	@if [ $(VENV)/.packages-dev -nt requirements/local.txt ]; then touch $@; exit 0; fi; \
+	echo "==> installing the pinned packages (PyTorch is most of it: some minutes when nothing is cached)"; \
+	$(FOLLOW_PIP); $(UV) pip install --python $(BIN)/python --excludes requirements/excludes.txt -r requirements/local.txt
+	@touch $@
+
+$(VENV)/.packages-dev: requirements/dev.txt requirements/excludes.txt $(VENV)/.uv
+	@echo "==> installing the pinned packages and the test tools (PyTorch is most of it: some minutes when nothing is cached)"
+	@$(FOLLOW_PIP); $(UV) pip install --python $(BIN)/python --excludes requirements/excludes.txt -r requirements/dev.txt
+	@touch $@
+
+$(VENV)/.local: pyproject.toml $(VENV)/.packages-local
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.packages-dev
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
