@@ -1,0 +1,14 @@
+"""Alembic's environment. `services.migrate` hands over the connection; there is no other way in."""
+
+from alembic import context
+
+from services.migrate import VERSION_SCHEMA, VERSION_TABLE
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    version_table=VERSION_TABLE,
+    version_table_schema=VERSION_SCHEMA,
+    transaction_per_migration=False,
+)
+with context.begin_transaction():
+    context.run_migrations()
