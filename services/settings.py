@@ -114,6 +114,7 @@ class Settings(BaseSettings):
     http_port: int = Field(
         0, ge=0, le=65535, description="Port of /healthz, /readyz and /metrics; 0 takes a free one and logs it."
     )
+    http_port_file: Path | None = Field(None, description="File that the port in use is written to, for supervisors.")
     log_format: Literal["console", "json"] = Field("console", description="How log lines look.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
     otlp_endpoint: str | None = Field(
