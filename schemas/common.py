@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 MAX_METADATA_BYTES = 16 * 1024
 MAX_INLINE_OUTPUT_BYTES = 64 * 1024
@@ -13,6 +13,11 @@ class Strict(BaseModel):
     """Base of every boundary model: unknown fields and wrong types are refused by name; instances are frozen."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def exactly_one(json_types: dict[str, str]) -> dict[str, JsonValue]:
+    """JSON Schema of "exactly one of these fields is given and not null"; each field comes with its JSON type."""
+    return {"oneOf": [{"required": [name], "properties": {name: {"type": kind}}} for name, kind in json_types.items()]}
 
 
 class Lane(StrEnum):

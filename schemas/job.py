@@ -4,9 +4,9 @@ import json
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
-from pydantic import AnyHttpUrl, AwareDatetime, Field, JsonValue, field_validator, model_validator
+from pydantic import AnyHttpUrl, AwareDatetime, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from schemas.common import MAX_METADATA_BYTES, AdapterRef, Strict, TenantName
+from schemas.common import MAX_METADATA_BYTES, AdapterRef, Strict, TenantName, exactly_one
 
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
@@ -41,6 +41,8 @@ class Sampling(Strict):
 class WebhookTarget(Strict):
     """Where the signed completion goes: an address, or the name of an endpoint the tenant registered."""
 
+    model_config = ConfigDict(json_schema_extra=exactly_one({"url": "string", "endpoint": "string"}))
+
     url: AnyHttpUrl | None = None
     endpoint: Annotated[str, Field(min_length=1, max_length=64)] | None = None
 
@@ -53,6 +55,10 @@ class WebhookTarget(Strict):
 
 class JobRequest(Strict):
     """One inference job. Exactly one of `prompt`, `messages` and `prompt_token_ids` is given."""
+
+    model_config = ConfigDict(
+        json_schema_extra=exactly_one({"prompt": "string", "messages": "array", "prompt_token_ids": "array"})
+    )
 
     job_id: UUID | None = None
     tenant: TenantName

@@ -1,0 +1,114 @@
+"""The topics as an AsyncAPI 3.0 document, seen from loraq: it receives jobs and cancellations and sends events."""
+
+from pydantic import JsonValue
+
+from schemas.common import Lane
+
+SCHEMA_FORMAT = "application/schema+json;version=draft-2020-12"
+
+Document = dict[str, JsonValue]
+
+
+def document() -> Document:
+    """The whole document; payloads refer to the `*.schema.json` files beside it."""
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "loraq",
+            "version": "1.0.0",
+            "description": "Inference jobs for many LoRA adapters over one base model: in as records, out as events.",
+            "license": {"name": "Apache-2.0"},
+        },
+        "defaultContentType": "application/json",
+        "channels": _channels(),
+        "operations": _operations(),
+        "components": {"messages": _messages(), "parameters": _parameters()},
+    }
+
+
+def _channels() -> Document:
+    return {
+        "jobs": _channel(
+            "{prefix}.{pool}.jobs.{lane}",
+            "JobRequest",
+            "One record is one job. Key: `tenant/adapter` without the version, null for the base model. "
+            "The lanes of a pool have equal partition counts; the partition is murmur2 of the key modulo that count.",
+        ),
+        "dead": _channel(
+            "{prefix}.{pool}.jobs.dead",
+            "DeadRecord",
+            "Records that no row can be made of, byte for byte as they came; their headers say why and from where.",
+        ),
+        "events": _channel("{prefix}.{pool}.events", "CloudEvent", "Terminal states of jobs. Key: the job_id."),
+        "control": _channel("{prefix}.{pool}.control", "Cancellation", "Cancellations. Key: the tenant."),
+    }
+
+
+def _channel(address: str, message: str, description: str) -> Document:
+    names = [name for name in ("prefix", "pool", "lane") if "{" + name + "}" in address]
+    return {
+        "address": address,
+        "description": description,
+        "parameters": {name: {"$ref": f"#/components/parameters/{name}"} for name in names},
+        "messages": {message: {"$ref": f"#/components/messages/{message}"}},
+    }
+
+
+def _operations() -> Document:
+    return {
+        "receiveJob": _operation(
+            "receive", "jobs", "JobRequest", "Takes a job; it ends in one row or as a dead record."
+        ),
+        "receiveCancellation": _operation("receive", "control", "Cancellation", "Takes the cancellation of one job."),
+        "sendEvent": _operation("send", "events", "CloudEvent", "Says that a job's row is committed, after it is."),
+        "sendDeadRecord": _operation("send", "dead", "DeadRecord", "Sets a record aside that is no valid job."),
+    }
+
+
+def _operation(action: str, channel: str, message: str, summary: str) -> Document:
+    return {
+        "action": action,
+        "summary": summary,
+        "channel": {"$ref": f"#/channels/{channel}"},
+        "messages": [{"$ref": f"#/channels/{channel}/messages/{message}"}],
+    }
+
+
+def _messages() -> Document:
+    trace: Document = {"type": "string", "description": "W3C Trace Context; the job's spans join this trace."}
+    signature: Document = {
+        "type": "string",
+        "description": "HMAC-SHA256 of the value with the tenant's producer key, where signed jobs are demanded.",
+    }
+    return {
+        "JobRequest": {
+            **_message("job-request", "One inference job.", {"type": ["string", "null"], "examples": ["acme/tone"]}),
+            "headers": {"type": "object", "properties": {"traceparent": trace, "loraq-signature": signature}},
+        },
+        "CloudEvent": _message("cloud-event", "One job's terminal state.", {"type": "string", "format": "uuid"}),
+        "Cancellation": _message("cancellation", "Cancels one job.", {"type": "string"}),
+        "DeadRecord": {
+            "name": "DeadRecord",
+            "summary": "A record as it came; of any content.",
+            "contentType": "application/octet-stream",
+            "payload": True,
+        },
+    }
+
+
+def _message(schema: str, summary: str, key: Document) -> Document:
+    return {
+        "name": schema,
+        "summary": summary,
+        "contentType": "application/json",
+        "payload": {"schemaFormat": SCHEMA_FORMAT, "schema": {"$ref": f"./{schema}.schema.json"}},
+        "bindings": {"kafka": {"key": key, "bindingVersion": "0.5.0"}},
+    }
+
+
+def _parameters() -> Document:
+    return {
+        "prefix": {"description": "LORAQ_TOPIC_PREFIX.", "default": "loraq"},
+        "pool": {"description": "LORAQ_POOL: the deployment of one base model.", "default": "default"},
+        "lane": {"description": "Priority class of the job.", "enum": [lane.value for lane in Lane]},
+    }

@@ -1,0 +1,57 @@
+"""`python -m schemas.export DIR`: the JSON Schema of every message and row, and the topics as AsyncAPI."""
+
+import json
+import sys
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from schemas.asyncapi import document
+from schemas.control import Cancellation
+from schemas.events import CloudEvent, WebhookBody
+from schemas.job import JobRequest
+from schemas.rows import AdapterRow, JobRow, ResultRow, UsageRow, WebhookDeliveryRow
+
+MODELS: dict[str, type[BaseModel]] = {
+    "job-request": JobRequest,
+    "webhook-body": WebhookBody,
+    "cloud-event": CloudEvent,
+    "cancellation": Cancellation,
+    "job-row": JobRow,
+    "result-row": ResultRow,
+    "adapter-row": AdapterRow,
+    "webhook-delivery-row": WebhookDeliveryRow,
+    "usage-row": UsageRow,
+}
+
+
+def reference_files() -> dict[str, str]:
+    """File name → content of everything that is exported."""
+    files = {f"{name}.schema.json": _json_schema(name, model) for name, model in MODELS.items()}
+    return files | {"asyncapi.yaml": _yaml(document())}
+
+
+def write(directory: Path) -> None:
+    """Write the reference and remove exported files that no model stands behind any more."""
+    directory.mkdir(parents=True, exist_ok=True)
+    files = reference_files()
+    for stale in {path.name for path in directory.glob("*.schema.json")} - files.keys():
+        (directory / stale).unlink()
+    for name, content in files.items():
+        (directory / name).write_text(content, encoding="utf-8")
+
+
+def _json_schema(name: str, model: type[BaseModel]) -> str:
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"urn:loraq:{name}"}
+    return json.dumps(head | model.model_json_schema(), indent=2) + "\n"
+
+
+def _yaml(content: object) -> str:
+    import yaml  # a development package: only those who write the reference need it
+
+    text: str = yaml.safe_dump(content, sort_keys=False, width=110)
+    return text
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

@@ -1,0 +1,92 @@
+"""Derived job ids are UUIDv7 and stable; fingerprints see the request's meaning, not its spelling."""
+
+import json
+from uuid import RFC_4122, UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.identity import derived_job_id, fingerprint
+from schemas.job import JobRequest
+
+places = st.tuples(
+    st.text(max_size=30),
+    st.text(max_size=30),
+    st.integers(0, 2**31 - 1),
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 2**48 - 1),
+    st.binary(max_size=100),
+)
+
+
+@given(places)
+def test_derived_id_is_a_uuid7_of_the_records_timestamp(place: tuple[str, str, int, int, int, bytes]) -> None:
+    job_id = derived_job_id(*place)
+    assert job_id.version == 7
+    assert job_id.variant == RFC_4122
+    assert job_id.int >> 80 == place[4]
+
+
+@given(places)
+def test_the_same_record_gets_the_same_id(place: tuple[str, str, int, int, int, bytes]) -> None:
+    assert derived_job_id(*place) == derived_job_id(*place)
+
+
+@given(places, places)
+def test_another_record_gets_another_id(
+    one: tuple[str, str, int, int, int, bytes], other: tuple[str, str, int, int, int, bytes]
+) -> None:
+    assert (derived_job_id(*one) == derived_job_id(*other)) == (one == other)
+
+
+def test_the_id_of_a_known_record_never_changes() -> None:
+    """Another formula would run every redelivered record a second time after an upgrade."""
+    job_id = derived_job_id("cluster", "loraq.default.jobs.standard", 3, 42, 1_764_000_000_000, b'{"tenant": "acme"}')
+    assert job_id == UUID("019ab697-e800-70cc-a5bc-b42baacb11ca")
+
+
+def test_parts_of_the_place_do_not_run_into_each_other() -> None:
+    assert derived_job_id("a", "bc", 0, 0, 0, b"") != derived_job_id("ab", "c", 0, 0, 0, b"")
+
+
+@pytest.mark.parametrize("timestamp_ms", [-1, 2**48])
+def test_a_timestamp_outside_48_bits_still_gives_a_uuid7(timestamp_ms: int) -> None:
+    assert derived_job_id("c", "t", 0, 0, timestamp_ms, b"").version == 7
+
+
+def _request(**fields: object) -> JobRequest:
+    return JobRequest.model_validate_json(json.dumps({"tenant": "acme", "prompt": "Hello", **fields}))
+
+
+def test_spelled_out_defaults_key_order_and_job_id_do_not_change_the_fingerprint() -> None:
+    plain = _request()
+    spelled = JobRequest.model_validate_json(
+        '{"sampling": {"top_p": 1.0, "max_tokens": 128}, "metadata": {}, "prompt": "Hello", "adapter": null,'
+        ' "tenant": "acme", "job_id": "0192aaaa-0000-7000-8000-000000000000"}'
+    )
+    assert fingerprint(plain) == fingerprint(spelled)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tenant": "other"},
+        {"adapter": "tone"},
+        {"adapter": "tone@1"},
+        {"prompt": "Hello "},
+        {"sampling": {"seed": 0}},
+        {"sampling": {"max_tokens": 127}},
+        {"deadline": "2030-01-01T00:00:00Z"},
+        {"timeout_ms": 1000},
+        {"webhook": {"endpoint": "main"}},
+        {"metadata": {"a": 1}},
+    ],
+)
+def test_every_field_counts_in_the_fingerprint(fields: dict[str, object]) -> None:
+    assert fingerprint(_request(**fields)) != fingerprint(_request())
+
+
+def test_a_prompt_and_its_characters_as_token_ids_differ() -> None:
+    ids = JobRequest.model_validate_json('{"tenant": "acme", "prompt_token_ids": [72]}')
+    assert fingerprint(ids) != fingerprint(_request(prompt="[72]"))
