@@ -115,14 +115,15 @@ class ObjectStore:
             f"write {place.uri}", put, Bucket=place.bucket, Key=place.key, Body=content, ContentType=content_type
         )
 
-    async def get_to(self, key: str | Location, path: Path, progress: Progress | None = None) -> int:
+    async def get_to(self, key: str | Location, path: Path, max_bytes: int, progress: Progress | None = None) -> int:
         """Download into the new file `path`; returns its bytes. Raises OSError if the disk refuses.
 
-        Cancelling ends the transfer at the next chunk. The bytes are as long as the store announced, not yet verified.
+        Cancelling ends the transfer at the next chunk. What arrives is not yet verified, but never more than
+        `max_bytes`: a larger object raises RetryableError.
         """
         place, abandoned = self.at(key), threading.Event()
         try:
-            return await self._call(f"download {place.uri}", self._get_to, place, path, progress, abandoned)
+            return await self._call(f"download {place.uri}", self._get_to, place, path, max_bytes, progress, abandoned)
         finally:
             abandoned.set()
 
@@ -188,13 +189,18 @@ class ObjectStore:
         with path.open("rb") as file:
             self._client.upload_fileobj(file, place.bucket, place.key, Callback=progress, Config=one_thread)
 
-    def _get_to(self, place: Location, path: Path, progress: Progress | None, abandoned: threading.Event) -> int:
+    def _get_to(
+        self, place: Location, path: Path, max_bytes: int, progress: Progress | None, abandoned: threading.Event
+    ) -> int:
         body = self._client.get_object(Bucket=place.bucket, Key=place.key)["Body"]
         received = 0
         try:
             with path.open("xb") as file:
                 while not abandoned.is_set() and (chunk := body.read(CHUNK_BYTES)):
-                    received += file.write(chunk)
+                    received += len(chunk)
+                    if received > max_bytes:
+                        raise RetryableError(f"{place.uri} is larger than the {max_bytes} bytes it should have")
+                    file.write(chunk)
                     if progress:
                         progress(len(chunk))
         finally:
