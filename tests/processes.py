@@ -1,0 +1,175 @@
+"""Real processes of loraq, as an operator starts them."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pydantic import SecretStr
+
+from services.settings import Settings
+
+STOP_TIMEOUT_S = 30.0
+POLL_S = 0.05
+
+
+def settings_environment(settings: Settings) -> dict[str, str]:
+    """The LORAQ_ variables that give another process the same settings: all that were set, defaults left out."""
+    values = {name: getattr(settings, name) for name in settings.model_fields_set}
+    return {f"LORAQ_{name.upper()}": _as_text(value) for name, value in values.items() if value is not None}
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return json.dumps(value) if isinstance(value, bool | list | tuple) else str(value)
+
+
+class Process:
+    """A running `loraq …` process."""
+
+    def __init__(self, popen: "subprocess.Popen[bytes]", directory: Path) -> None:
+        self._popen = popen
+        self._log = directory / "log"
+        self._port_file = directory / "port"
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs; negative: ended by that signal."""
+        return self._popen.poll()
+
+    @property
+    def url(self) -> str:
+        """Base address of /healthz, /readyz and /metrics."""
+        return f"http://127.0.0.1:{self._port_file.read_text().strip()}"
+
+    @property
+    def log(self) -> str:
+        """All that it has written to stdout and stderr so far."""
+        return self._log.read_text(errors="replace")
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and body of a GET on the health port."""
+        try:
+            with urllib.request.urlopen(f"{self.url}{path}", timeout=5.0) as answer:  # noqa: S310  # loopback http
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as answer:
+            with answer:
+                return answer.code, answer.read().decode()
+
+    def send_signal(self, number: int) -> None:
+        self._popen.send_signal(number)
+
+    def kill(self) -> None:
+        """End it as a crash would, and wait until it is gone."""
+        self._popen.kill()
+        self._popen.wait()
+
+    def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """Wait for its end; returns the exit status."""
+        return self._popen.wait(timeout_s)
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """SIGTERM, then wait; returns the exit status. When it does not end in time it is killed and the test fails."""
+        self._popen.terminate()
+        try:
+            return self.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"did not end {timeout_s:g} s after SIGTERM; its log:\n{self.log}") from None
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Wait until /readyz answers 200; fails with the reasons and the log."""
+        give_up_at = time.monotonic() + timeout_s
+        reason = "it does not serve /readyz"
+        while time.monotonic() < give_up_at:
+            if self.exit_status is not None:
+                raise AssertionError(f"ended with status {self.exit_status} before it was ready; its log:\n{self.log}")
+            if self._port_file.exists():
+                try:
+                    status, reason = self.get("/readyz")
+                except OSError as error:
+                    status, reason = 0, str(error)
+                if status == 200:
+                    return
+            time.sleep(POLL_S)
+        raise AssertionError(f"not ready after {timeout_s:g} s: {reason}; its log:\n{self.log}")
+
+
+@contextmanager
+def spawn(
+    command: Sequence[str],
+    settings: Settings,
+    env: Mapping[str, str] | None = None,
+    *,
+    ready_timeout_s: float | None = 60.0,
+) -> Iterator[Process]:
+    """Run `loraq <command>` with these settings and wait until it is ready (`ready_timeout_s=None`: do not wait).
+
+    At the end it gets SIGTERM, if it still runs, and its log is shown when the test fails inside the block.
+    """
+    with TemporaryDirectory(prefix="loraq-process-") as scratch:
+        directory = Path(scratch)
+        process = Process(_start(command, settings, env or {}, directory), directory)
+        try:
+            if ready_timeout_s is not None:
+                process.wait_ready(ready_timeout_s)
+            yield process
+        except BaseException:
+            print(f"--- log of loraq {' '.join(command)}:\n{process.log}", file=sys.stderr)
+            raise
+        finally:
+            if process.exit_status is None:
+                process.stop()
+
+
+def _start(
+    command: Sequence[str], settings: Settings, env: Mapping[str, str], directory: Path
+) -> "subprocess.Popen[bytes]":
+    variables = {
+        **os.environ,
+        **settings_environment(settings),
+        "LORAQ_HTTP_PORT_FILE": str(directory / "port"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        **env,
+    }
+    with (directory / "log").open("wb") as log:
+        return subprocess.Popen(
+            # A directory of its own, so that no env file of the developer's is read.
+            [sys.executable, "-m", "services.cli", *command],
+            cwd=directory,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def loraq(
+    *arguments: str, settings: Settings, env: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Run `loraq <arguments>` to its end; stdout and stderr apart."""
+    with TemporaryDirectory(prefix="loraq-process-") as scratch:
+        return subprocess.run(
+            [sys.executable, "-m", "services.cli", *arguments],
+            cwd=scratch,
+            env={**os.environ, **settings_environment(settings), "OMP_NUM_THREADS": "1", **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
