@@ -1,0 +1,53 @@
+"""EngineConfig: every size and switch of one engine, checked once."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from engine.errors import ConfigurationError
+
+DType = Literal["float32", "bfloat16", "float16"]
+
+MIB = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Frozen; raises ConfigurationError naming the first bad field.
+
+    `kv_bytes` bounds the memory of all KV pages. `max_batch_size` is sequences per step, `max_batch_tokens` the tokens
+    that one step computes. `threads` 0 is one per core. `tokens_per_page` is the length of a KV page.
+    """
+
+    model: Path | str
+    device: str = "cpu"
+    dtype: DType = "bfloat16"
+    max_batch_size: int = 32
+    max_batch_tokens: int = 2048
+    kv_bytes: int = 1024 * MIB
+    tokens_per_page: int = 16
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in get_args(DType):
+            raise ConfigurationError(f"dtype is {self.dtype!r}; it must be one of {', '.join(get_args(DType))}")
+        for name in ("max_batch_size", "max_batch_tokens", "kv_bytes", "tokens_per_page"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.threads < 0:
+            raise ConfigurationError(f"threads is {self.threads}; it must be 0 (one per core) or more")
+        if self.max_batch_tokens < self.max_batch_size:
+            raise ConfigurationError(
+                f"max_batch_tokens is {self.max_batch_tokens}, less than max_batch_size, {self.max_batch_size}"
+            )
+
+    @property
+    def model_dir(self) -> Path:
+        """The base model's Hugging Face directory."""
+        return Path(self.model)
+
+    @property
+    def num_threads(self) -> int:
+        """CPU threads to compute with."""
+        return self.threads or len(os.sched_getaffinity(0))

@@ -1,0 +1,1 @@
+"""Operators; reference.py holds the fp32 truth of each."""

@@ -1,0 +1,1 @@
+"""Adapters: reading PEFT directories, and the segments that one step applies."""

@@ -1,0 +1,181 @@
+"""A PEFT directory, checked: whatever can be wrong with one is found here, before any weight is loaded.
+
+No torch: the registrar checks adapters in a process that has no use for it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_digest
+from engine.errors import AdapterError
+from engine.lora.peft_config import PeftConfig, read_peft_config
+from engine.model.config import EMBEDDING, LINEAR_PROJECTIONS, LM_HEAD, ModelConfig, Module, read_model_config
+from engine.tensorfile import BITS, StoredTensor, TensorFileError, read_tensor_file
+from engine.types import AdapterInfo
+
+MAX_NAME_LENGTH = 512
+PICKLED_WEIGHTS = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
+
+# `….lora_A.weight` as PEFT saves it, `….lora_A.default.weight` as a raw state dict has it; no `.weight` for embeddings.
+TENSOR_NAME = re.compile(
+    r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])(?:\.(?!weight$)[^.]+)?(?:\.weight)?"
+)
+LAYER_NAME = re.compile(r"(?:.+\.)?layers\.(?P<layer>\d+)\..+")
+
+
+@dataclass(frozen=True, slots=True)
+class LoraModule:
+    """y += scale · B A x for one module: `down` is A (rank, in), `up` is B (out, rank).
+
+    For the embedding A is (rank, vocabulary) and B (hidden, rank): token t adds scale · B A[:, t].
+    """
+
+    module: Module
+    rank: int
+    scale: float
+    down: StoredTensor
+    up: StoredTensor
+
+
+@dataclass(frozen=True, slots=True)
+class PeftAdapter:
+    """A checked PEFT directory: what it adapts, its tensors still on disk."""
+
+    info: AdapterInfo
+    modules: tuple[LoraModule, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A tensor of the file and the module that its name means."""
+
+    name: str
+    path: str
+    side: str
+    tensor: StoredTensor
+
+
+def check_adapter(peft_dir: Path, model_dir: Path) -> AdapterInfo:
+    """Make every structural check of an adapter against a base model's config.json.
+
+    Raises AdapterError naming the file, field or tensor at fault, and ModelError when config.json itself is.
+    """
+    return read_adapter(peft_dir, read_model_config(model_dir)).info
+
+
+def read_adapter(peft_dir: Path, model: ModelConfig, name: str | None = None) -> PeftAdapter:
+    """Parse and check a PEFT directory; every value is read once to find NaN, nothing is copied."""
+    config = read_peft_config(peft_dir / ADAPTER_CONFIG)
+    found = [_locate(name, tensor, model) for name, tensor in _read_tensors(peft_dir).items()]
+    modules = tuple(_lora_module(path, pair, config, model) for path, pair in _pairs(found))
+    if not modules:
+        raise AdapterError(f"{peft_dir / ADAPTER_WEIGHTS} holds no tensors, so the adapter would change nothing")
+    info = AdapterInfo(
+        name=name or peft_dir.name,
+        digest=adapter_digest(peft_dir),
+        rank=max(module.rank for module in modules),
+        target_modules=tuple(sorted({module.module.projection for module in modules})),
+        num_bytes=sum(module.down.num_bytes + module.up.num_bytes for module in modules),
+        base_model=config.base_model,
+    )
+    return PeftAdapter(info, modules)
+
+
+def _read_tensors(peft_dir: Path) -> Mapping[str, StoredTensor]:
+    path = peft_dir / ADAPTER_WEIGHTS
+    if not path.is_file():
+        pickled = [name for name in PICKLED_WEIGHTS if (peft_dir / name).exists()]
+        if pickled:
+            raise AdapterError(f"{peft_dir / pickled[0]} is a pickle, which can run code; save it as {ADAPTER_WEIGHTS}")
+        raise AdapterError(
+            f"{path} does not exist; an adapter is a PEFT directory of {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}"
+        )
+    try:
+        return read_tensor_file(path)
+    except TensorFileError as error:
+        raise AdapterError(str(error)) from error
+
+
+def _locate(name: str, tensor: StoredTensor, model: ModelConfig) -> _Found:
+    """Find the module that a tensor's name means, with or without PEFT's and the decoder's prefixes."""
+    match = TENSOR_NAME.fullmatch(name) if len(name) <= MAX_NAME_LENGTH else None
+    if match is None:
+        raise AdapterError(
+            f"tensor {name[:MAX_NAME_LENGTH]} is neither lora_A nor lora_B of a module; only plain LoRA is supported"
+        )
+    for path in (match["module"], f"model.{match['module']}"):
+        if path in model.modules:
+            _check_values(
+                name, tensor, embedding=model.modules[path].projection == EMBEDDING, named=bool(match["embedding"])
+            )
+            return _Found(name, path, match["side"], tensor)
+    raise AdapterError(f"tensor {name} matches no module of the base model: {_why_unknown(match['module'], model)}")
+
+
+def _why_unknown(path: str, model: ModelConfig) -> str:
+    layer = LAYER_NAME.fullmatch(path)
+    projection = path.rsplit(".", 1)[-1]
+    known = (*LINEAR_PROJECTIONS, EMBEDDING, LM_HEAD)
+    if layer is not None and int(layer["layer"]) >= model.num_layers:
+        return f"there is no layer {layer['layer']}, the model has {model.num_layers}"
+    if projection not in known:
+        return f"there is no projection {projection}, the model has {', '.join(known)}"
+    return f"there is no {path}, names look like model.layers.0.self_attn.q_proj"
+
+
+def _check_values(name: str, tensor: StoredTensor, *, embedding: bool, named: bool) -> None:
+    if embedding != named:
+        kind = "an embedding, whose tensors are lora_embedding_A and _B" if embedding else "no embedding"
+        raise AdapterError(f"tensor {name} does not fit its module, which is {kind}")
+    if tensor.dtype not in BITS:
+        raise AdapterError(f"tensor {name} is of type {tensor.dtype}; supported are {', '.join(BITS)}")
+    if len(tensor.shape) != 2:
+        raise AdapterError(f"tensor {name} has shape {tensor.shape}; a LoRA matrix has two dimensions")
+    if 0 not in tensor.shape and not tensor.is_finite():
+        raise AdapterError(
+            f"tensor {name} holds NaN or infinite values; the training has diverged or the file is damaged"
+        )
+
+
+def _pairs(found: list[_Found]) -> Iterator[tuple[str, tuple[_Found, _Found]]]:
+    """A and B of each module; raises AdapterError when one is missing or there twice."""
+    sides: dict[str, dict[str, _Found]] = {}
+    for entry in found:
+        other = sides.setdefault(entry.path, {}).setdefault(entry.side, entry)
+        if other is not entry:
+            raise AdapterError(f"tensors {other.name} and {entry.name} mean the same matrix; keep one of them")
+    for path, pair in sides.items():
+        if len(pair) == 1:
+            (lonely,) = pair.values()
+            missing = "B" if lonely.side == "A" else "A"
+            raise AdapterError(f"tensor {lonely.name} has no lora_{missing} beside it; the file is incomplete")
+        yield path, (pair["A"], pair["B"])
+
+
+def _lora_module(path: str, pair: tuple[_Found, _Found], config: PeftConfig, model: ModelConfig) -> LoraModule:
+    down, up = pair
+    module = model.modules[path]
+    if not config.adapts(path, module.layer) and not config.adapts(path.removeprefix("model."), module.layer):
+        raise AdapterError(f"tensor {down.name} is of a module that target_modules in {ADAPTER_CONFIG} does not mean")
+    inputs, outputs = module.in_features, module.out_features
+    if module.projection == EMBEDDING:
+        inputs, outputs = outputs, inputs
+    _check_size(down, 1, inputs, "inputs", module)
+    _check_size(up, 0, outputs, "outputs", module)
+    rank = config.rank_of(path)
+    for entry, axis in ((down, 0), (up, 1)):
+        if entry.tensor.shape[axis] != rank:
+            raise AdapterError(
+                f"tensor {entry.name} is of rank {entry.tensor.shape[axis]}, but {ADAPTER_CONFIG} gives it rank {rank}"
+            )
+    return LoraModule(module, rank, config.scale_of(path, rank), down.tensor, up.tensor)
+
+
+def _check_size(entry: _Found, axis: int, size: int, what: str, module: Module) -> None:
+    if entry.tensor.shape[axis] != size:
+        raise AdapterError(
+            f"tensor {entry.name} has shape {entry.tensor.shape}, but {module.projection} of this base model has "
+            f"{size} {what}; the adapter was trained for another base model"
+        )

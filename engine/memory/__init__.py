@@ -1,0 +1,1 @@
+"""Memory: the page pool and who holds which page."""

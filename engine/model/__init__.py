@@ -1,0 +1,1 @@
+"""The base model: its configuration, weights, tokenizer and forward pass."""

@@ -1,0 +1,66 @@
+"""safetensors files without torch: header checked by the library, data as memory-mapped bits that cost no copy."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+BITS: dict[str, str] = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}
+EXPONENT: dict[str, int] = {"F32": 0x7F80_0000, "F16": 0x7C00, "BF16": 0x7F80}
+
+Bits = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+
+
+class TensorFileError(Exception):
+    """The file is no readable safetensors file; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor lies in its file. `dtype` is safetensors' name of it: F32, F16, BF16, …"""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+    def bits(self) -> Bits:
+        """Its elements as unsigned integers of the same width, mapped copy-on-write; F32, F16 and BF16 only."""
+        return np.memmap(self.path, dtype=BITS[self.dtype], mode="c", offset=self.offset, shape=self.shape)
+
+    def is_finite(self) -> bool:
+        """True when no element is NaN or infinite."""
+        exponent = EXPONENT[self.dtype]
+        return not bool(((self.bits() & exponent) == exponent).any())
+
+
+def read_tensor_file(path: Path) -> Mapping[str, StoredTensor]:
+    """The tensors of a safetensors file by name; raises TensorFileError when it is damaged or something else."""
+    _refuse_pickle(path)
+    try:
+        with safe_open(str(path), framework="np"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise TensorFileError(f"{path} is truncated or no safetensors file ({error})") from error
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(header_bytes))
+    header.pop("__metadata__", None)
+    return {name: _stored(path, entry, 8 + header_bytes) for name, entry in header.items()}
+
+
+def _stored(path: Path, entry: Mapping[str, object], data_start: int) -> StoredTensor:
+    start, end = entry["data_offsets"]  # type: ignore[misc]  # the library has checked the header
+    return StoredTensor(path, str(entry["dtype"]), tuple(entry["shape"]), data_start + start, end - start)  # type: ignore[arg-type, has-type]  # as above
+
+
+def _refuse_pickle(path: Path) -> None:
+    with path.open("rb") as file:
+        magic = file.read(2)
+    if magic == b"PK" or magic[:1] == b"\x80":
+        raise TensorFileError(f"{path} is a pickle under the name of a safetensors file; save it as safetensors")

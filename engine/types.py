@@ -1,0 +1,126 @@
+"""The nouns that every other module of the engine shares."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NewType
+
+from engine.errors import EngineError, InvalidRequestError
+
+RequestId = NewType("RequestId", str)
+AdapterName = NewType("AdapterName", str)
+PageId = NewType("PageId", int)
+
+FinishReason = Literal["stop", "length"]
+
+MAX_STOP_STRINGS = 16
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen; the defaults are greedy decoding of at most 128 tokens.
+
+    `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0, penalties 0 and `repetition_penalty` 1 are off.
+    `logprobs` n reports each generated token and the n likeliest, from the raw logits.
+    Raises InvalidRequestError naming the first field that is out of bounds.
+    """
+
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: int | None = None
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _bounded("max_tokens", self.max_tokens, 1, math.inf)
+        _bounded("temperature", self.temperature, 0, 10)
+        _bounded("top_p", self.top_p, 0, 1, above=True)
+        _bounded("top_k", self.top_k, 0, math.inf)
+        _bounded("min_p", self.min_p, 0, 1)
+        _bounded("presence_penalty", self.presence_penalty, -2, 2)
+        _bounded("frequency_penalty", self.frequency_penalty, -2, 2)
+        _bounded("repetition_penalty", self.repetition_penalty, 0, 10, above=True)
+        if self.seed is not None:
+            _bounded("seed", self.seed, 0, 2**63 - 1)
+        if self.logprobs is not None:
+            _bounded("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
+            raise InvalidRequestError("sampling.stop must be a tuple of non-empty strings")
+        _bounded("number of stop strings", len(self.stop), 0, MAX_STOP_STRINGS)
+
+
+def _bounded(name: str, value: float, least: float, most: float, *, above: bool = False) -> None:
+    if not (least < value <= most if above else least <= value <= most):
+        bound = "above" if above else "at least"
+        raise InvalidRequestError(f"sampling.{name} is {value}; it must be {bound} {least} and at most {most}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt to complete. Exactly one of `prompt_token_ids`, `prompt` and `messages` is given.
+
+    `messages` are rendered with the base model's chat template. `adapter` is the name of a loaded adapter, None the
+    base model. Without a `request_id` the engine makes one.
+    """
+
+    request_id: str | None = None
+    prompt_token_ids: Sequence[int] | None = None
+    prompt: str | None = None
+    messages: Sequence[Mapping[str, str]] | None = None
+    adapter: str | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request; `cached_tokens` is the part of the prompt that was not computed again."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A finished request.
+
+    `token_ids` are all generated tokens; `text` leaves out special tokens and ends before a stop string.
+    `logprobs[i]` maps token ids to natural-log probabilities: generated token i and the likeliest n, from raw logits.
+    `first_token_s` is seconds from `add` to the first token. With `error` set the request failed and the rest is what
+    it had until then.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    usage: Usage
+    logprobs: list[dict[int, float]] | None = None
+    first_token_s: float | None = None
+    error: EngineError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """What is known of an adapter once its structure is checked.
+
+    `digest` is its identity (`adapter_digest`), `rank` its largest true rank, `target_modules` the projections that it
+    adapts, `base_model` what it names as its base. `num_bytes` is the size of its weights: as stored when only checked,
+    as held in memory once loaded.
+    """
+
+    name: str
+    digest: str
+    rank: int
+    target_modules: tuple[str, ...]
+    num_bytes: int
+    base_model: str | None
