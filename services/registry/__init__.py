@@ -1,0 +1,1 @@
+"""Tenants, their webhook endpoints and adapters; the registrar that admits adapters."""
