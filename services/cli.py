@@ -12,6 +12,7 @@ COMMANDS = {
     "up": "services.localstack.commands:up",
     "down": "services.localstack.commands:down",
     "migrate": "services.migrate:migrate",
+    "topics": "services.topics:topics",
     "worker": "services.worker.commands:worker",
     "dispatcher": "services.dispatcher.commands:dispatcher",
     "registrar": "services.registry.commands:registrar",

@@ -1,0 +1,96 @@
+"""Writes the pages of docs/ that say what the code says: configuration.md and errors.md."""
+
+from pathlib import Path
+from typing import Any
+
+from schemas.common import ERROR_SENTENCES, ErrorCode
+from services.settings import Settings
+
+DOCS = Path(__file__).parent
+UNITS = {"_bytes": "bytes", "_s": "seconds", "_days": "days", "_ms": "milliseconds"}
+SIZES = {1024**3: "GiB", 1024**2: "MiB", 1024: "KiB"}
+DEAD_LETTERS = {ErrorCode.INVALID_MESSAGE, ErrorCode.ID_CONFLICT, ErrorCode.UNAUTHENTICATED}
+
+CONFIGURATION = """\
+# Configuration
+
+Every process reads the same settings, once, from the environment; `.env` and the file that `loraq up` writes
+(`.loraq/stack.env`) in the working directory count too, and the environment wins. An empty variable is an absent one.
+A bad value stops the process at once with one line that names it. Lists are written as JSON.
+
+Values left empty below have no default. This page is generated from the code by `make reference`.
+
+| variable | default | unit or bounds | what it is |
+|---|---|---|---|
+"""
+ERRORS = """\
+# Error codes
+
+Codes are stable: programs may branch on them. The sentence says what the code means; the `error_message` of a row and
+the `message` of a webhook name the culprit of that one job. This page is generated from the code by `make reference`.
+
+| code | where it shows | meaning |
+|---|---|---|
+"""
+
+
+def configuration() -> str:
+    """The page of all settings."""
+    properties = Settings.model_json_schema()["properties"]
+    rows = [
+        f"| `LORAQ_{name.upper()}` | {_default(name, field)} | {_bounds(name, field)} | {field['description']} |\n"
+        for name, field in properties.items()
+    ]
+    return CONFIGURATION + "".join(rows)
+
+
+def errors() -> str:
+    """The page of all error codes."""
+    rows = [
+        f"| `{code}` | {'dead-letter topic' if code in DEAD_LETTERS else 'row'} | {sentence} |\n"
+        for code, sentence in ERROR_SENTENCES.items()
+    ]
+    return ERRORS + "".join(rows)
+
+
+def pages() -> dict[str, str]:
+    """File name in docs/ → content."""
+    return {"configuration.md": configuration(), "errors.md": errors()}
+
+
+def _default(name: str, field: dict[str, Any]) -> str:
+    if name == "cache_dir":
+        return "`~/.cache/loraq`"
+    value = field.get("default")
+    if field.get("writeOnly"):
+        secret = Settings.model_fields[name].default
+        value = secret.get_secret_value() if secret else None
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return f"`{str(value).replace(chr(39), chr(34))}`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    for size, unit in SIZES.items():
+        if name.endswith("_bytes") and value % size == 0:
+            return f"`{value}` ({value // size} {unit})"
+    return f"`{value}`"
+
+
+def _bounds(name: str, field: dict[str, Any]) -> str:
+    option = next((o for o in field.get("anyOf", []) if o.get("type") != "null"), field) | field
+    unit = next((word for suffix, word in UNITS.items() if name.endswith(suffix)), "")
+    choices = ", ".join(f"`{choice}`" for choice in option.get("enum", []))
+    lowest = option.get("minimum")
+    limits = [
+        f"> {option['exclusiveMinimum']:g}" if "exclusiveMinimum" in option else "",
+        f"≥ {lowest}" if lowest is not None else "",
+        f"≤ {option['maximum']}" if "maximum" in option else "",
+        f"`{option['pattern']}`".replace("|", "\\|") if "pattern" in option else "",
+    ]
+    return ", ".join(part for part in [unit, choices, *limits] if part)
+
+
+if __name__ == "__main__":
+    for page, content in pages().items():
+        (DOCS / page).write_text(content, encoding="utf-8")

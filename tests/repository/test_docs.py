@@ -1,0 +1,63 @@
+"""Generated pages are current, and what pages point to is there."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
+SETTING = re.compile(r"\bLORAQ_[A-Z0-9_]+\b")
+VERB = re.compile(r"\bmake ([a-z]+)\b")
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_pages_are_current(generator: ModuleType) -> None:
+    for name, content in generator.pages().items():
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == content, f"docs/{name}: run `make reference`"
+
+
+def test_the_page_of_settings_hides_no_default_behind_stars(generator: ModuleType) -> None:
+    assert "***" not in generator.configuration()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_of_the_repository(page: Path) -> None:
+    prose = re.sub(r"`[^`\n]*`", "", page.read_text(encoding="utf-8"))
+    missing = [link for link in LINK.findall(prose) if not (page.parent / link).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_name_only_settings_that_exist(page: Path, generator: ModuleType) -> None:
+    known = set(SETTING.findall(generator.configuration()))
+    named = set(SETTING.findall(page.read_text(encoding="utf-8")))
+    assert named - known == set()
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_pages_name_only_verbs_that_make_has(name: str) -> None:
+    verbs = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    code = re.findall(r"`([^`\n]+)`|^    (.+)$", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE)
+    named = {verb for pair in code for verb in VERB.findall(" ".join(pair))}
+    assert named
+    assert named <= verbs
+
+
+@pytest.mark.parametrize("record", sorted((ROOT / "docs" / "adr").glob("*.md")), ids=lambda record: record.stem)
+def test_decision_records_are_short_and_say_when_to_reopen_them(record: Path) -> None:
+    lines = record.read_text(encoding="utf-8").strip().splitlines()
+    assert len(lines) <= 15
+    assert any(line.startswith("Reopen if ") for line in lines[-4:])
