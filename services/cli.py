@@ -21,6 +21,7 @@ COMMANDS = {
     "endpoints": "services.registry.commands:endpoints",
     "submit": "services.jobs.commands:submit",
     "jobs": "services.jobs.commands:jobs",
+    "listen": "services.webhook_receiver:listen",
     "demo": "services.demo.commands:demo",
     "bench": "services.bench.commands:bench",
 }

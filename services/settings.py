@@ -107,6 +107,12 @@ class Settings(BaseSettings):
     webhook_timeout_s: Positive = Field(15.0, description="Longest answer of a webhook's receiver, seconds.")
     webhook_concurrency: int = Field(64, ge=1, le=4096, description="Webhooks in flight per dispatcher.")
     webhook_max_attempts: int = Field(8, ge=1, le=50, description="Attempts before a webhook is given up.")
+    webhook_per_host: int = Field(8, ge=1, le=1024, description="Webhooks in flight to one host and port.")
+    webhook_retry_delays_s: Annotated[tuple[Positive, ...], Field(min_length=1)] = Field(
+        (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400),
+        description="Delays after the first, second, ... attempt, seconds, JSON list; the last repeats.",
+    )
+    webhook_ttl_s: Positive = Field(259_200, description="Age of a webhook at which it is given up, seconds.")
     poll_interval_s: Positive = Field(1.0, description="Polling fallback of dispatcher and registrar, seconds.")
     outbox_retention_days: int = Field(7, ge=1, le=365, description="Days that finished outbox rows are kept.")
 

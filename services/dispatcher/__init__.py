@@ -1,0 +1,1 @@
+"""The dispatcher process: outbox rows become signed webhooks and events on Kafka."""

@@ -1,0 +1,84 @@
+"""The dispatcher's composition root."""
+
+from datetime import timedelta
+
+import aiohttp
+
+from services.database import open_pool
+from services.dispatcher import housekeeping
+from services.dispatcher.connector import guarded_session
+from services.dispatcher.events import EventLoop
+from services.dispatcher.guard import AddressGuard
+from services.dispatcher.outbox import Outbox
+from services.dispatcher.schedule import RetryPolicy
+from services.dispatcher.sender import Sender
+from services.dispatcher.slots import HostSlots
+from services.dispatcher.wakeup import listen
+from services.dispatcher.webhooks import WebhookLoop, WebhookTimes
+from services.lifecycle import Lifecycle
+from services.secrets import SecretBox
+from services.settings import Settings
+
+
+async def serve(life: Lifecycle, settings: Settings) -> None:
+    """Run until `life.stop`; attempts under way then have `settings.drain_s` seconds to end."""
+    guard = AddressGuard(settings.webhook_allow_networks)
+    box = SecretBox(settings.secret_key)
+    life.health.set("kafka", "connecting")
+    async with (
+        open_pool(settings) as database,
+        guarded_session(
+            guard, concurrency=settings.webhook_concurrency, timeout_s=settings.webhook_timeout_s
+        ) as session,
+    ):
+        outbox = Outbox(database, settings.pool)
+        webhooks = _webhook_loop(settings, outbox, session, guard, box)
+        events = EventLoop(outbox, settings)
+
+        def wake() -> None:
+            webhooks.wake.set()
+            events.wake.set()
+
+        keep = timedelta(days=settings.outbox_retention_days)
+        life.background("listen", listen(database, wake, life.stop))
+        life.background("webhooks", webhooks.run(life.stop, life.health))
+        life.background("events", events.run(life.stop, life.health))
+        life.background("retention", _retention(outbox, keep, life))
+        life.background("measure", _measure(outbox, life))
+        await life.until_stopped(grace_s=settings.drain_s)
+
+
+def _webhook_loop(
+    settings: Settings, outbox: Outbox, session: aiohttp.ClientSession, guard: AddressGuard, box: SecretBox
+) -> WebhookLoop:
+    return WebhookLoop(
+        outbox,
+        Sender(session, guard, settings.webhook_timeout_s),
+        box,
+        HostSlots(settings.webhook_concurrency, settings.webhook_per_host),
+        retry_policy(settings),
+        WebhookTimes(timedelta(seconds=settings.webhook_timeout_s), settings.poll_interval_s, settings.drain_s),
+    )
+
+
+def retry_policy(settings: Settings) -> RetryPolicy:
+    """The schedule that the settings ask for."""
+    return RetryPolicy(
+        delays=tuple(timedelta(seconds=delay) for delay in settings.webhook_retry_delays_s),
+        max_attempts=settings.webhook_max_attempts,
+        ttl=timedelta(seconds=settings.webhook_ttl_s),
+    )
+
+
+async def _retention(outbox: Outbox, keep: timedelta, life: Lifecycle) -> None:
+    async def delete() -> None:
+        await housekeeping.delete_finished(outbox, keep)
+
+    await housekeeping.every(housekeeping.DELETE_EVERY_S, delete, life.stop)
+
+
+async def _measure(outbox: Outbox, life: Lifecycle) -> None:
+    async def measure() -> None:
+        await housekeeping.measure(outbox)
+
+    await housekeeping.every(housekeeping.MEASURE_EVERY_S, measure, life.stop)

@@ -1,0 +1,15 @@
+"""`loraq dispatcher`."""
+
+import click
+
+from services import lifecycle
+from services.settings import load_settings
+
+
+@click.command()
+def dispatcher() -> None:
+    """Deliver finished jobs: signed webhooks, and events on Kafka."""
+    from services.dispatcher.app import serve  # the command's help needs neither aiohttp nor Kafka
+
+    settings = load_settings()
+    lifecycle.run("dispatcher", settings, lambda life: serve(life, settings))

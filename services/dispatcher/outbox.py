@@ -1,0 +1,213 @@
+"""The outbox in Postgres: claiming what is due, and writing down what became of it.
+
+A claim is one statement that counts the attempt and pushes `next_attempt_at` forward; no transaction stays open while
+a receiver or a broker is talked to. A dispatcher that dies leaves a claim that lapses by itself. `attempts` is the
+claim's fence: what a lapsed claim writes afterwards changes nothing. All times are the database's.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from services.database import Pool, translated
+from services.dispatcher.outcome import Blocked, Delivered, Failed, Outcome, Retry
+
+CLAIM_WEBHOOKS = """
+with due as (
+    select id from loraq.outbox
+    where state = 'pending' and kind = 'webhook' and pool = $1 and next_attempt_at <= now()
+      and lower(split_part(target, '/', 3)) <> all ($2::text[])
+    order by next_attempt_at
+    limit $3
+    for update skip locked
+)
+update loraq.outbox claimed
+set attempts = claimed.attempts + 1, next_attempt_at = now() + $4
+from due where claimed.id = due.id
+returning claimed.id, claimed.event_id, claimed.tenant, claimed.job_id, claimed.body, claimed.target,
+    claimed.traceparent, claimed.attempts, claimed.created_at, now() as claimed_at,
+    lower(split_part(claimed.target, '/', 3)) as host,
+    (select webhook_secret from loraq.tenants where tenants.tenant = claimed.tenant) as sealed_secret
+"""
+
+FINISH_WEBHOOK = """
+with finished as (
+    update loraq.outbox
+    set state = $3,
+        next_attempt_at = case $3 when 'pending' then now() + $4 else next_attempt_at end,
+        finished_at = case $3 when 'pending' then null else now() end
+    where id = $1 and attempts = $2 and state = 'pending'
+    returning case state when 'pending' then next_attempt_at end as next_attempt_at
+)
+insert into loraq.webhook_deliveries
+    (webhook_id, tenant, job_id, url, attempt, outcome, status_code, error, started_at, duration_ms, next_attempt_at)
+values ($5, $6, $7, $8, $2, $9, $10, $11, $12, $13, (select next_attempt_at from finished))
+"""
+
+GIVE_BACK = """
+update loraq.outbox given
+set attempts = given.attempts - 1, next_attempt_at = now()
+from unnest($1::bigint[], $2::integer[]) as claim (id, attempts)
+where given.id = claim.id and given.attempts = claim.attempts and given.state = 'pending'
+"""
+
+CLAIM_EVENTS = """
+with due as (
+    select id from loraq.outbox
+    where state = 'pending' and kind = 'event' and pool = $1 and next_attempt_at <= now()
+    order by next_attempt_at
+    limit $2
+    for update skip locked
+)
+update loraq.outbox claimed
+set attempts = claimed.attempts + 1, next_attempt_at = now() + $3
+from due where claimed.id = due.id
+returning claimed.id, claimed.event_id, claimed.tenant, claimed.job_id, claimed.body, claimed.traceparent
+"""
+
+FINISH_EVENTS = """
+update loraq.outbox set state = $2, finished_at = now() where id = any ($1::bigint[]) and state = 'pending'
+"""
+
+POSTPONE_EVENTS = """
+update loraq.outbox set next_attempt_at = now() + $2 where id = any ($1::bigint[]) and state = 'pending'
+"""
+
+DELETE_FINISHED = """
+delete from loraq.outbox where id in (
+    select id from loraq.outbox
+    where state <> 'pending' and finished_at < now() - $1::interval
+    limit $2
+    for update skip locked
+)
+"""
+
+COUNT_PENDING = """
+select kind, count(*) as rows, coalesce(extract(epoch from now() - min(next_attempt_at)), 0)::float8 as overdue_s
+from loraq.outbox where state = 'pending' and pool = $1 group by kind
+"""
+
+
+@dataclass(frozen=True)
+class WebhookRow:
+    """A claimed webhook; `attempts` counts this attempt, `host` is the host and port as the claim groups them."""
+
+    id: int
+    event_id: UUID
+    tenant: str
+    job_id: UUID
+    body: str
+    target: str
+    traceparent: str | None
+    attempts: int
+    created_at: datetime
+    claimed_at: datetime
+    host: str
+    sealed_secret: bytes | None
+
+
+@dataclass(frozen=True)
+class EventRow:
+    """A claimed event."""
+
+    id: int
+    event_id: UUID
+    tenant: str
+    job_id: UUID
+    body: str
+    traceparent: str | None
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """Rows of one kind that are not yet done, and how long the oldest of them has been due."""
+
+    kind: str
+    rows: int
+    overdue_s: float
+
+
+class Outbox:
+    """The outbox rows of one pool. Raises RetryableError while the database is away."""
+
+    def __init__(self, database: Pool, pool: str) -> None:
+        self._database = database
+        self._pool = pool
+
+    async def claim_webhooks(self, limit: int, claim_for: timedelta, full_hosts: Sequence[str]) -> list[WebhookRow]:
+        """At most `limit` due webhooks, none to `full_hosts`; they are this dispatcher's for `claim_for`."""
+        rows = await self._fetch(CLAIM_WEBHOOKS, self._pool, full_hosts, limit, claim_for)
+        return [WebhookRow(**row) for row in rows]
+
+    async def finish_webhook(self, row: WebhookRow, outcome: Outcome, status: int | None, duration: timedelta) -> None:
+        """Write the attempt down and move its row on, in one statement."""
+        state, after = state_after(outcome)
+        claim = (row.id, row.attempts, state, after)
+        delivery = (row.event_id, row.tenant, row.job_id, row.target)
+        what = (delivery_outcome(outcome), status, getattr(outcome, "reason", None))
+        await self._execute(
+            FINISH_WEBHOOK, *claim, *delivery, *what, row.claimed_at, duration / timedelta(milliseconds=1)
+        )
+
+    async def give_back(self, rows: Iterable[WebhookRow]) -> None:
+        """Undo claims of rows that were not attempted."""
+        claims = [(row.id, row.attempts) for row in rows]
+        if claims:
+            await self._execute(GIVE_BACK, *zip(*claims, strict=True))
+
+    async def claim_events(self, limit: int, claim_for: timedelta) -> list[EventRow]:
+        """At most `limit` due events; they are this dispatcher's for `claim_for`."""
+        return [EventRow(**row) for row in await self._fetch(CLAIM_EVENTS, self._pool, limit, claim_for)]
+
+    async def finish_events(self, ids: Sequence[int], state: str) -> None:
+        """The broker has them (`done`), or never will (`dead`)."""
+        if ids:
+            await self._execute(FINISH_EVENTS, ids, state)
+
+    async def postpone_events(self, ids: Sequence[int], after: timedelta) -> None:
+        """The broker did not take them; due again after `after`."""
+        if ids:
+            await self._execute(POSTPONE_EVENTS, ids, after)
+
+    async def delete_finished(self, older_than: timedelta, limit: int) -> int:
+        """Delete at most `limit` rows that were finished longer ago than that; returns how many."""
+        status = await self._execute(DELETE_FINISHED, older_than, limit)
+        return int(status.rpartition(" ")[2])
+
+    async def backlog(self) -> list[Backlog]:
+        """What is pending, by kind."""
+        return [Backlog(**row) for row in await self._fetch(COUNT_PENDING, self._pool)]
+
+    async def _fetch(self, statement: str, *arguments: Any) -> list[Any]:
+        with translated("read the outbox"):
+            return await self._database.fetch(statement, *arguments)
+
+    async def _execute(self, statement: str, *arguments: Any) -> str:
+        with translated("write the outbox"):
+            return await self._database.execute(statement, *arguments)
+
+
+def state_after(outcome: Outcome) -> tuple[str, timedelta]:
+    """The row's state, and when it is due again if that is pending."""
+    match outcome:
+        case Delivered():
+            return "done", timedelta(0)
+        case Retry(after):
+            return "pending", after
+        case Failed() | Blocked():
+            return "dead", timedelta(0)
+
+
+def delivery_outcome(outcome: Outcome) -> str:
+    """The word in `webhook_deliveries.outcome`."""
+    match outcome:
+        case Delivered():
+            return "delivered"
+        case Retry():
+            return "retrying"
+        case Failed():
+            return "failed"
+        case Blocked():
+            return "blocked"

@@ -1,0 +1,85 @@
+"""One attempt: a signed POST to the guarded address, and what came of it. Never raises for what a receiver does."""
+
+import asyncio
+from datetime import datetime
+from importlib.metadata import version
+
+import aiohttp
+
+from services import telemetry
+from services.dispatcher.guard import AddressGuard, AddressNotAllowedError, parse_url
+from services.dispatcher.outcome import Answer, Answered, NotAllowed, Unreachable, Unsendable
+from services.dispatcher.sign import sign
+
+MAX_ANSWER_BYTES = 16 * 1024
+ANSWER_BODY_TIMEOUT_S = 1.0
+
+
+class Sender:
+    """Sends webhooks through `session`, which must be a guarded one."""
+
+    def __init__(self, session: aiohttp.ClientSession, guard: AddressGuard, timeout_s: float) -> None:
+        self._session = session
+        self._guard = guard
+        self._timeout_s = timeout_s
+        self._user_agent = f"loraq/{version('loraq')}"
+
+    async def send(self, target: str, webhook_id: str, body: bytes, secret: str, now: datetime) -> Answer:
+        """POST `body` to `target`, signed at `now`; raises SecretError if the secret is malformed."""
+        url = parse_url(target)
+        if isinstance(url, Unsendable):
+            return url
+        if (refused := self._guard.refuse(url)) is not None:
+            return refused
+        headers = self._headers() | sign(secret, webhook_id, now, body)
+        try:
+            async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as response:
+                await _drain(response)
+                return Answered(response.status, response.headers.get("Retry-After"))
+        except AddressNotAllowedError:
+            return NotAllowed()
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return explain(error, self._timeout_s)
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Content-Type": "application/json", "User-Agent": self._user_agent}
+        if traceparent := telemetry.current_traceparent():
+            headers[telemetry.TRACEPARENT_HEADER] = traceparent
+        return headers
+
+
+async def _drain(response: aiohttp.ClientResponse) -> None:
+    """Read a short answer to its end, so that the connection can be used again; the status alone decides.
+
+    An answer that is long, slow or broken costs its connection and nothing else.
+    """
+    try:
+        async with asyncio.timeout(ANSWER_BODY_TIMEOUT_S):
+            left = MAX_ANSWER_BYTES
+            while left > 0 and (chunk := await response.content.read(left)):
+                left -= len(chunk)
+    except (aiohttp.ClientError, OSError, ValueError):
+        left = 0
+    if left <= 0:
+        response.close()
+
+
+def explain(error: aiohttp.ClientError | OSError | ValueError, timeout_s: float) -> Answer:
+    """The sentence for a failed attempt; it says nothing that the tenant could not find out alone."""
+    match error:
+        case TimeoutError():
+            return Unreachable(f"no answer within {timeout_s:g} s", timed_out=True)
+        case aiohttp.InvalidURL():
+            return Unsendable("the URL cannot be read")
+        case aiohttp.ClientConnectorCertificateError():
+            return Unreachable("the TLS certificate is not valid for this host")
+        case aiohttp.ClientSSLError():
+            return Unreachable("the TLS handshake failed")
+        case aiohttp.ClientConnectorDNSError():
+            return Unreachable("the host name could not be resolved")
+        case aiohttp.ClientConnectorError():
+            return Unreachable(f"could not connect: {error.strerror or 'no route'}")
+        case aiohttp.ServerDisconnectedError() | ConnectionError():
+            return Unreachable("the connection was closed before an answer")
+        case _:
+            return Unreachable("the answer is not valid HTTP")
