@@ -8,8 +8,8 @@ because it would be stored as a JSON string.
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -90,6 +90,30 @@ async def transaction(pool: Pool, action: str = "use the database") -> AsyncIter
     with translated(action):
         async with pool.acquire() as connection, connection.transaction():
             yield connection
+
+
+async def listen(settings: Settings, channel: str, wake: Callable[[], None]) -> None:
+    """A background task: calls `wake` at every NOTIFY on the channel and after every connecting, until cancelled.
+
+    It has a connection of its own and reconnects by itself. NOTIFY is a hint: whoever listens also polls.
+    """
+    database_url = settings.database_url.get_secret_value()
+    while True:
+        with suppress(*FOREIGN_ERRORS):
+            connection = await asyncpg.connect(database_url, timeout=settings.database_timeout_s)
+            try:
+                await _listen_until_closed(connection, channel, wake)
+            finally:
+                connection.terminate()
+        await asyncio.sleep(settings.poll_interval_s)
+
+
+async def _listen_until_closed(connection: Connection, channel: str, wake: Callable[[], None]) -> None:
+    closed = asyncio.Event()
+    connection.add_termination_listener(lambda _connection: closed.set())
+    await connection.add_listener(channel, lambda *_notification: wake())
+    wake()  # for what was notified while nobody listened
+    await closed.wait()
 
 
 async def install_codecs(connection: Connection) -> None:

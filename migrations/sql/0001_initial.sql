@@ -104,8 +104,12 @@ begin
         day := current_date + offset_days;
         foreach parent in array array['jobs', 'results'] loop
             if to_regclass(format('loraq.%I', parent || '_' || to_char(day, 'YYYYMMDD'))) is null then
-                execute format('create table if not exists loraq.%I partition of loraq.%I for values from (%L) to (%L)',
-                               parent || '_' || to_char(day, 'YYYYMMDD'), parent, day, day + 1);
+                begin
+                    execute format('create table if not exists loraq.%I partition of loraq.%I for values from (%L) to (%L)',
+                                   parent || '_' || to_char(day, 'YYYYMMDD'), parent, day, day + 1);
+                exception when check_violation then
+                    raise warning 'rows of % are in the default partition of % already and stay there', day, parent;
+                end;
             end if;
         end loop;
     end loop;

@@ -1,0 +1,81 @@
+"""What the registry's commands share: a database for one action, and rows as a table or as JSON lines."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from services.database import Connection, open_pool, transaction
+from services.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T")
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable lines on stdout.")
+tenant_option = click.option("--tenant", required=True, help="Owner.")
+one_tenant_option = click.option("--tenant", help="Only this tenant's.")
+
+
+def on_database(action: Callable[[Connection], Awaitable[T]], settings: Settings | None = None) -> T:
+    """Run `action` in one transaction of its own event loop."""
+    chosen = settings or load_settings()
+
+    async def run() -> T:
+        async with open_pool(chosen) as pool, transaction(pool) as connection:
+            return await action(connection)
+
+    return asyncio.run(run())
+
+
+def print_json(row: "DataclassInstance | Mapping[str, Any]") -> None:
+    """One line of JSON on stdout; times in ISO 8601."""
+    fields = row if isinstance(row, Mapping) else asdict(row)
+    click.echo(json.dumps(fields, default=str, ensure_ascii=False))
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], nothing: str) -> None:
+    """A table of the named columns (field → heading) on stdout; `nothing` on stderr if there are no rows."""
+    if not rows:
+        click.echo(nothing, err=True)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in columns.values():
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*(cell(row[field]) for field in columns))
+    _console().print(table)
+
+
+def print_fields(row: Mapping[str, Any]) -> None:
+    """One row as a list of field and value."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for field, value in row.items():
+        table.add_row(field, cell(value))
+    _console().print(table)
+
+
+def cell(value: Any) -> str:
+    """A value as people read it."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return " ".join(str(item) for item in value) or "-"
+    return str(value)
+
+
+def _console() -> Console:
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 1000  # a pipe has no edge to fold at
+    return console
