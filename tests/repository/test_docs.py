@@ -6,6 +6,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from prometheus_client import REGISTRY
+
+from services import telemetry
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -61,3 +64,21 @@ def test_decision_records_are_short_and_say_when_to_reopen_them(record: Path) ->
     lines = record.read_text(encoding="utf-8").strip().splitlines()
     assert len(lines) <= 15
     assert any(line.startswith("Reopen if ") for line in lines[-4:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tests_that_pages_name_as_proof_are_there(page: Path) -> None:
+    named = re.findall(r"`(tests/[\w/.-]+)(?:::(\w+))?`", page.read_text(encoding="utf-8"))
+    for path, function in named:
+        assert (ROOT / path).exists(), path
+        assert not function or f"def {function}(" in (ROOT / path).read_text(encoding="utf-8"), f"{path}::{function}"
+
+
+def test_metrics_of_the_operators_page_exist() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    named = {name.removesuffix("_total") for name in re.findall(r"`((?:loraq|gen_ai|messaging)_[a-z_]+)", page)}
+    prefixes = ("loraq_", "gen_ai_", "messaging_")
+    registered = {family.name for family in REGISTRY.collect() if family.name.startswith(prefixes)}
+    assert telemetry.ALARMS
+    assert named
+    assert named <= registered
