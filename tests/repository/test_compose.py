@@ -19,7 +19,7 @@ COMPOSE = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 OURS = "loraq:"
 PROCESSES = {"worker", "worker-gpu", "dispatcher", "registrar"}
-ONE_SHOTS = {"migrate", "topics"}
+ONE_SHOTS = {"migrate": "postgres", "topics": "kafka", "bucket": "s3"}
 TAG = re.compile(r"^[a-z0-9./-]+:v?\d+(\.\d+)+[a-z0-9.-]*$")
 VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)")
 
@@ -43,7 +43,7 @@ def test_it_is_valid_by_the_compose_specification(compose: dict[str, Any]) -> No
 
 
 def test_every_part_of_the_service_is_there(services: dict[str, Any]) -> None:
-    assert {"kafka", "postgres", "s3"} | PROCESSES | ONE_SHOTS <= services.keys()
+    assert {"kafka", "postgres", "s3"} | PROCESSES | ONE_SHOTS.keys() <= services.keys()
 
 
 def test_every_image_is_pinned(services: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ def test_our_image_has_the_version_of_the_package(services: dict[str, Any]) -> N
 
 def test_every_command_of_ours_is_one_that_the_cli_has(services: dict[str, Any]) -> None:
     ours = {name: service for name, service in services.items() if service["image"].startswith(OURS)}
-    assert ours.keys() == PROCESSES | ONE_SHOTS | {"cli"}
+    assert ours.keys() == PROCESSES | ONE_SHOTS.keys() | {"cli"}
     for name, service in ours.items():
         assert service["command"][0] in COMMANDS or name == "cli"
 
@@ -101,15 +101,11 @@ def test_ports_are_open_on_the_loopback_interface_only(services: dict[str, Any])
 def test_servers_have_health_checks_and_processes_wait_for_them(services: dict[str, Any]) -> None:
     for name in ("kafka", "postgres", "s3"):
         assert services[name]["healthcheck"]["test"][0] == "CMD"
-    assert services["migrate"]["depends_on"] == {"postgres": {"condition": "service_healthy"}}
-    assert services["topics"]["depends_on"] == {"kafka": {"condition": "service_healthy"}}
+    for name, server in ONE_SHOTS.items():
+        assert services[name]["depends_on"] == {server: {"condition": "service_healthy"}}
     for name in PROCESSES:
         conditions = {other: need["condition"] for other, need in services[name]["depends_on"].items()}
-        assert conditions == {
-            "migrate": "service_completed_successfully",
-            "topics": "service_completed_successfully",
-            "s3": "service_healthy",
-        }
+        assert conditions == dict.fromkeys(ONE_SHOTS, "service_completed_successfully")
 
 
 def test_what_must_survive_lies_on_volumes(compose: dict[str, Any], services: dict[str, Any]) -> None:
