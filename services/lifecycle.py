@@ -70,11 +70,17 @@ class Lifecycle:
         self.health = Health()
         self.failure: BaseException | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._endless: set[asyncio.Task[None]] = set()
 
-    def background(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work` until the process stops. If it raises, or returns before that, the process stops with status 1."""
+    def background(self, name: str, work: Coroutine[Any, Any, None], *, endless: bool = False) -> asyncio.Task[None]:
+        """Run `work` until the process stops. If it raises, or returns before that, the process stops with status 1.
+
+        `endless` work never looks at `stop`: it gets no grace.
+        """
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
+        if endless:
+            self._endless.add(task)
         task.add_done_callback(self._on_task_done)
         return task
 
@@ -94,12 +100,10 @@ class Lifecycle:
 
     async def end_tasks(self, grace_s: float) -> None:
         """Wait `grace_s` seconds for the background tasks, then cancel and await those that are left."""
+        await _cancel(self._endless)
         if self._tasks and grace_s > 0:
             await asyncio.wait(self._tasks, timeout=grace_s)
-        left = set(self._tasks)
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await _cancel(self._tasks)
 
     def fail(self, reason: BaseException) -> None:
         """Stop the process with exit status 1; the first reason counts."""
@@ -108,6 +112,7 @@ class Lifecycle:
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._endless.discard(task)
         if task.cancelled():
             return
         error = task.exception()
@@ -116,6 +121,13 @@ class Lifecycle:
         if error is not None:
             _log_error("Background task died", error, action="task_died", task=task.get_name())
             self.fail(error)
+
+
+async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
+    cancelled = list(tasks)
+    for task in cancelled:
+        task.cancel()
+    await asyncio.gather(*cancelled, return_exceptions=True)
 
 
 class LoopWatchdog:
