@@ -172,6 +172,10 @@ class Backlog(Generic[JobT]):
                     since[group] = min(since.get(group, oldest), oldest)
         return [(group, since[group]) for group in sorted(urgency, key=lambda group: -urgency[group])]
 
+    def groups(self) -> set[str]:
+        """Groups that have waiting jobs."""
+        return {group for queue in self._lanes.values() for group in queue.groups}
+
     def waiting_in(self, group: str) -> Iterator[Waiting[JobT]]:
         """Jobs of one group, lane by lane, oldest first."""
         for queue in self._lanes.values():

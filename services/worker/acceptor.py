@@ -1,0 +1,223 @@
+"""From records to held jobs: validate, recognise duplicates, and take the rest in one transaction per batch."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from schemas.common import ErrorCode
+from services import telemetry
+from services.errors import PermanentError
+from services.secrets import SecretBox
+from services.worker.dead_letters import DeadLetters
+from services.worker.held import Held
+from services.worker.jobs import Candidate, Job, Outcome, Record, Rejection, failed
+from services.worker.ledger import Ledger
+from services.worker.persist import Persistence, isolate
+from services.worker.records import TenantKey, authenticate, parse
+from services.worker.store import Conflict, Decision, Ended, JobStore, Leased, Taken
+
+MAX_BATCH = 500
+MAX_RECHECK_S = 1.0
+_log = telemetry.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The database cannot store this job, alone in its batch."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """Where jobs go from here: those that can run, and those that ended before they could."""
+
+    run: Callable[[Sequence[Job]], None]
+    finish: Callable[[Outcome], None]
+
+
+class TenantKeys:
+    """Producer keys of tenants, opened once per sealed form."""
+
+    def __init__(self, store: JobStore, box: SecretBox | None) -> None:
+        self._store = store
+        self._box = box
+        self._opened: dict[bytes, bytes] = {}
+
+    async def of(self, names: set[str]) -> dict[str, TenantKey]:
+        """The named tenants that exist; keys stay closed where no signature is demanded."""
+        tenants = await self._store.tenants(names)
+        return {name: TenantKey(self._open(each.producer_key), each.disabled) for name, each in tenants.items()}
+
+    def _open(self, sealed: bytes) -> bytes:
+        if self._box is None:
+            return b""
+        if sealed not in self._opened:
+            self._opened[sealed] = self._box.open(sealed)
+        return self._opened[sealed]
+
+
+class Acceptor:
+    """One loop, so that two deliveries of a job are never decided at once."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        persistence: Persistence,
+        keys: TenantKeys,
+        ledger: Ledger,
+        held: Held,
+        dead_letters: DeadLetters,
+        handoff: Handoff,
+        *,
+        cluster_id: str,
+        require_signature: bool,
+    ) -> None:
+        self._store = store
+        self._persistence = persistence
+        self._keys = keys
+        self._ledger = ledger
+        self._held = held
+        self._dead_letters = dead_letters
+        self._handoff = handoff
+        self._cluster_id = cluster_id
+        self._require_signature = require_signature
+        self._records: deque[Record] = deque()
+        self._rechecks: deque[Candidate] = deque()
+        self._leased: list[tuple[float, Candidate]] = []
+        self._wake = asyncio.Event()
+
+    def receive(self, records: Iterable[Record]) -> None:
+        """Queue fresh records; bounded by the records that the ledger holds."""
+        self._records.extend(records)
+        self._wake.set()
+
+    def recheck(self, job: Job) -> None:
+        """Another worker has the job by now: ask the database again for every record of it."""
+        for place in job.places:
+            record = replace(job.candidate.record, place=place)
+            self._rechecks.append(replace(job.candidate, record=record))
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Decide about what comes, for ever."""
+        while True:
+            await self._wait()
+            while (records := self._next_records()) or self._rechecks:
+                candidates = await self._valid(records) + self._next_rechecks()
+                await self._accept(self._fresh(candidates))
+
+    async def _wait(self) -> None:
+        """Until something came or a lease elsewhere may have run out."""
+        due = min((at for at, _ in self._leased), default=None)
+        try:
+            async with asyncio.timeout(None if due is None else max(0.0, due - time.monotonic())):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+        now = time.monotonic()
+        self._rechecks.extend(candidate for at, candidate in self._leased if at <= now)
+        self._leased = [(at, candidate) for at, candidate in self._leased if at > now]
+
+    def _next_records(self) -> list[Record]:
+        return [self._records.popleft() for _ in range(min(len(self._records), MAX_BATCH))]
+
+    def _next_rechecks(self) -> list[Candidate]:
+        rechecks, self._rechecks = list(self._rechecks), deque()
+        return rechecks
+
+    async def _valid(self, records: list[Record]) -> list[Candidate]:
+        """Candidates of those records that are valid; the others go to the dead letters."""
+        now, now_ns = time.monotonic(), time.time_ns()
+        held = [record for record in records if self._ledger.holds(record.place)]
+        parsed = [parse(record, self._cluster_id, now, now_ns) for record in held]
+        candidates = [each for each in parsed if isinstance(each, Candidate)]
+        rejections = [each for each in parsed if isinstance(each, Rejection)]
+        names = {candidate.key.tenant for candidate in candidates}
+        tenants = await self._persistence.insist(partial(self._keys.of, names)) if names else {}
+        admitted = []
+        for candidate in candidates:
+            rejection = authenticate(candidate, tenants, require_signature=self._require_signature)
+            if rejection is None:
+                admitted.append(candidate)
+            else:
+                rejections.append(rejection)
+        for rejection in rejections:
+            self._dead_letters.put(rejection)
+        return admitted
+
+    def _fresh(self, candidates: list[Candidate]) -> list[Candidate]:
+        """One candidate per job that is not held; a later delivery of one in this batch waits for the next."""
+        fresh: dict[tuple[object, ...], Candidate] = {}
+        for candidate in candidates:
+            if not self._ledger.holds(candidate.record.place):
+                continue
+            job = self._held.get(candidate.key)
+            if job is not None:
+                self._join(job, candidate)
+            elif candidate.key in fresh:
+                self._rechecks.append(candidate)
+            else:
+                fresh[candidate.key] = candidate
+        return list(fresh.values())
+
+    def _join(self, job: Job, candidate: Candidate) -> None:
+        if job.candidate.fingerprint != candidate.fingerprint:
+            self._conflict(candidate)
+            return
+        telemetry.JOBS_DUPLICATE.labels(lane=candidate.record.lane).inc()
+        job.places.append(candidate.record.place)
+
+    async def _accept(self, candidates: list[Candidate]) -> None:
+        if not candidates:
+            return
+        decisions = await isolate(candidates, self._ask, _refused)
+        runnable: list[Job] = []
+        for candidate, decision in zip(candidates, decisions, strict=True):
+            job = self._apply(candidate, decision)
+            if job is not None:
+                runnable.append(job)
+        if runnable:
+            self._handoff.run(runnable)
+
+    async def _ask(self, candidates: Sequence[Candidate]) -> list[Decision | Refused]:
+        return list(await self._persistence.insist(partial(self._store.accept, candidates)))
+
+    def _apply(self, candidate: Candidate, decision: Decision | Refused) -> Job | None:
+        """Act on a decision; returns the job if it can run."""
+        match decision:
+            case Taken():
+                return self._take(candidate, decision)
+            case Ended():
+                telemetry.JOBS_DUPLICATE.labels(lane=candidate.record.lane).inc()
+                self._ledger.finish(candidate.record.place)
+            case Leased(left_s):
+                self._leased.append((time.monotonic() + min(left_s + 0.01, MAX_RECHECK_S), candidate))
+            case Conflict():
+                self._conflict(candidate)
+            case Refused(reason):
+                self._dead_letters.put(Rejection(candidate.record, ErrorCode.INVALID_MESSAGE, reason))
+        return None
+
+    def _take(self, candidate: Candidate, taken: Taken) -> Job | None:
+        job = Job(candidate, taken.grant, time.monotonic(), [candidate.record.place], attempts=taken.grant.attempts)
+        self._held.add(job)
+        if taken.doom is None:
+            return job
+        self._handoff.finish(failed(job, taken.doom.code, taken.doom.message))
+        return None
+
+    def _conflict(self, candidate: Candidate) -> None:
+        message = (
+            f"tenant {candidate.key.tenant!r} used job_id {candidate.key.job_id} before for a different request;"
+            " send this one under a new id"
+        )
+        self._dead_letters.put(Rejection(candidate.record, ErrorCode.ID_CONFLICT, message))
+
+
+async def _refused(_candidate: Candidate, error: PermanentError) -> Decision | Refused:
+    return Refused(f"the job cannot be stored: {error}")

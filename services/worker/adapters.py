@@ -1,0 +1,214 @@
+"""Brings adapters into the engine while others run: which to load next, which to evict, and what fails with them."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol
+
+from schemas.common import ErrorCode
+from services import telemetry
+from services.errors import PermanentError, RetryableError
+from services.registry.adapters import AdapterVersion
+from services.worker.backlog import BASE_GROUP, Backlog
+from services.worker.bridge import EngineLostError
+from services.worker.jobs import Job, Outcome, failed
+from services.worker.residency import Residency
+
+MAX_LOADS = 4
+PATIENCE_S = 1.0
+RETRY_DELAYS_S = (0.2, 1.0, 2.0, 5.0)
+_log = telemetry.get_logger()
+
+
+class HoldsAdapters(Protocol):
+    """The part of the stager that is needed here."""
+
+    def hold(self, digest: str, uri: str, size_bytes: int) -> AbstractAsyncContextManager[Path]:
+        """The adapter's directory on disk, kept there inside the block."""
+
+
+class LoadsAdapters(Protocol):
+    """The part of the engine bridge that is needed here."""
+
+    ready: bool
+
+    async def load(self, digest: str, path: Path) -> int:
+        """Load from a directory; returns bytes in memory."""
+
+    def unload(self, digest: str) -> None:
+        """Drop it."""
+
+
+class Adapters:
+    """Owner of the adapters in the engine. `opened` is called when jobs of another group may start."""
+
+    def __init__(
+        self,
+        stager: HoldsAdapters,
+        engine: LoadsAdapters,
+        backlog: Backlog[Job],
+        budget_bytes: int,
+        load_timeout_s: float,
+        finish: Callable[[Outcome], None],
+        opened: Callable[[], None],
+    ) -> None:
+        self._stager = stager
+        self._engine = engine
+        self._backlog = backlog
+        self._residency = Residency(budget_bytes)
+        self._load_timeout_s = load_timeout_s
+        self._finish = finish
+        self._opened = opened
+        self._loads: dict[str, asyncio.Task[None]] = {}
+        self._cold_since: dict[str, float] = {}
+        self._trouble: dict[str, str] = {}
+        self._draining: set[str] = set()
+
+    def use(self, job: Job) -> None:
+        """The job goes to the engine."""
+        if job.group != BASE_GROUP:
+            self._residency.use(job.group)
+
+    def leave(self, job: Job) -> None:
+        """The job left the engine."""
+        if job.group != BASE_GROUP:
+            self._residency.leave(job.group)
+
+    def plan(self, now: float) -> None:
+        """Start the loads that are due, make room for them, and give up on jobs that waited too long."""
+        if not self._engine.ready:
+            return
+        cold = [group for group, _ in self._backlog.closed_groups(now) if not self._residency.is_loaded(group)]
+        self._cold_since = {group: self._cold_since.get(group, now) for group in cold}
+        drain: set[str] = set()
+        for group in cold:
+            self._give_up_late(group, now)
+            if group not in self._residency and len(self._loads) < MAX_LOADS:
+                drain |= self._begin(group, now)
+        self._drain(drain)
+
+    def _begin(self, group: str, now: float) -> set[str]:
+        """Start loading an adapter if there is room; returns the adapters that must be drained for it."""
+        waiting = next(self._backlog.waiting_in(group), None)
+        if waiting is None:
+            return set()
+        adapter = waiting.job.grant.adapter
+        assert adapter is not None
+        if adapter.size_bytes > self._residency.budget_bytes:
+            budget = f"LORAQ_HOST_CACHE_BYTES, {self._residency.budget_bytes}"
+            self._fail(adapter, f"it has {adapter.size_bytes} bytes, more than {budget}")
+            return set()
+        wanted = self._backlog.groups()
+        urgent = now - self._cold_since[group] > PATIENCE_S
+        room = self._residency.reserve(group, adapter.size_bytes, wanted, urgent=urgent)
+        for victim in room.evict:
+            self._evict(victim)
+        if room.granted:
+            self._loads[group] = asyncio.create_task(self._load(adapter), name=f"load {group[:12]}")
+        return set(room.drain)
+
+    def _evict(self, digest: str) -> None:
+        telemetry.ADAPTER_EVICTIONS.labels(tier="host").inc()
+        self._backlog.close(digest)
+        self._draining.discard(digest)
+        self._engine.unload(digest)
+
+    def _drain(self, drain: set[str]) -> None:
+        """Start no more jobs with these, and again with those that are no longer in anyone's way."""
+        for digest in drain - self._draining:
+            self._backlog.close(digest)
+        for digest in self._draining - drain:
+            if self._residency.is_loaded(digest):
+                self._open(digest)
+        self._draining = drain
+
+    async def _load(self, adapter: AdapterVersion) -> None:
+        began = time.monotonic()
+        try:
+            num_bytes = await self._load_often(adapter)
+        except PermanentError as error:
+            self._residency.drop(adapter.digest)
+            self._fail(adapter, str(error))
+        except EngineLostError:
+            self._residency.drop(adapter.digest)
+        else:
+            telemetry.ADAPTER_LOAD_SECONDS.observe(time.monotonic() - began)
+            self._loaded(adapter.digest, num_bytes)
+        finally:
+            self._loads.pop(adapter.digest, None)
+
+    async def _load_often(self, adapter: AdapterVersion) -> int:
+        """Fetch and load until it works or every job that wanted it has given up."""
+        attempt = 0
+        while True:
+            try:
+                async with self._stager.hold(adapter.digest, adapter.uri, adapter.size_bytes) as path:
+                    return await self._engine.load(adapter.digest, path)
+            except EngineLostError:
+                raise
+            except RetryableError as error:
+                self._trouble[adapter.digest] = str(error)
+                if next(self._backlog.waiting_in(adapter.digest), None) is None:
+                    raise PermanentError(str(error)) from error
+            await asyncio.sleep(RETRY_DELAYS_S[min(attempt, len(RETRY_DELAYS_S) - 1)])
+            attempt += 1
+
+    def _loaded(self, digest: str, num_bytes: int) -> None:
+        self._residency.loaded(digest, num_bytes)
+        telemetry.ADAPTER_BYTES.labels(tier="host").set(self._residency.used_bytes)
+        self._trouble.pop(digest, None)
+        now, cold_since = time.monotonic(), self._cold_since.pop(digest, 0.0)
+        for waiting in self._backlog.waiting_in(digest):
+            waiting.job.load_s += now - max(waiting.since, cold_since)
+        self._open(digest)
+
+    def _open(self, digest: str) -> None:
+        self._backlog.open(digest)
+        self._opened()
+
+    def _fail(self, adapter: AdapterVersion, reason: str) -> None:
+        """End every job that waits for it: the next one will try again."""
+        reason = f"adapter '{adapter.name}@{adapter.version}' cannot be loaded: {reason}"
+        _log.warning("Adapter cannot be loaded", action="adapter_load_failed", digest=adapter.digest, reason=reason)
+        for job in self._backlog.remove(lambda job: job.group == adapter.digest):
+            self._finish(failed(job, ErrorCode.ADAPTER_LOAD_FAILED, reason))
+
+    def _give_up_late(self, group: str, now: float) -> None:
+        begun = now - self._load_timeout_s
+        if self._cold_since[group] > begun:
+            return
+        late = {waiting.job.key for waiting in self._backlog.waiting_in(group) if waiting.since < begun}
+        if not late:
+            return
+        trouble = self._trouble.get(group)
+        for job in self._backlog.remove(lambda job: job.key in late):
+            adapter = job.grant.adapter
+            assert adapter is not None
+            bound = f"{self._load_timeout_s:g} s (LORAQ_ADAPTER_LOAD_TIMEOUT_S)"
+            message = f"adapter '{adapter.name}@{adapter.version}' did not arrive within {bound}"
+            code = ErrorCode.ADAPTER_LOAD_TIMEOUT
+            self._finish(failed(job, code, f"{message}: {trouble}" if trouble else message))
+
+    def forget(self, digest: str) -> None:
+        """The engine says that it does not have it: load it again for the jobs that wait."""
+        self._residency.drop(digest)
+        self._backlog.close(digest)
+
+    def lost(self) -> None:
+        """The engine was lost, and everything in it; waiting for an adapter starts anew."""
+        for task in self._loads.values():
+            task.cancel()
+        for digest in self._residency.digests():
+            self._backlog.close(digest)
+        self._residency.clear()
+        self._cold_since.clear()
+        self._draining.clear()
+
+    async def close(self) -> None:
+        """Abandon the loads that are under way."""
+        running = list(self._loads.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

@@ -1,0 +1,240 @@
+"""The engine's own process: requests in, results out, and an end as soon as its parent is gone.
+
+python -m services.worker.engine_process FD        FD is its end of the socket pair
+"""
+
+import contextlib
+import ctypes
+import importlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from engine import (
+    EngineConfig,
+    EngineError,
+    InvalidRequestError,
+    Output,
+    PromptTooLongError,
+    Request,
+    UnknownAdapterError,
+)
+from services.worker.protocol import (
+    HEADER,
+    Add,
+    Cancel,
+    Done,
+    Fatal,
+    Finished,
+    FromEngine,
+    Heartbeat,
+    Load,
+    Loaded,
+    LoadFailed,
+    Ready,
+    Refusal,
+    Refused,
+    Start,
+    ToEngine,
+    Unload,
+    decode,
+    encode,
+)
+
+HEARTBEAT_S = 1.0
+PR_SET_PDEATHSIG = 1
+REAL_ENGINE = "services.worker.engine_process:real_engine"
+
+REFUSALS: tuple[tuple[type[EngineError], Refusal], ...] = (
+    (PromptTooLongError, "prompt_too_long"),
+    (UnknownAdapterError, "unknown_adapter"),
+    (InvalidRequestError, "invalid_request"),
+)
+
+
+def real_engine(config: EngineConfig) -> Any:
+    """The engine itself; imports torch."""
+    from engine import Engine
+
+    return Engine(config)
+
+
+def refusal_of(error: EngineError) -> Refusal:
+    """What an engine's error means for the request that met it."""
+    return next((why for kind, why in REFUSALS if isinstance(error, kind)), "failed")
+
+
+class Channel:
+    """The process's end of the pair: a thread reads into a queue, the loop writes."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+
+    def receive(self) -> ToEngine:
+        """The next message, waiting for it; ends the process when the parent is gone."""
+        try:
+            (length,) = HEADER.unpack(self._read(HEADER.size))
+            return decode(self._read(length))  # type: ignore[return-value]  # the parent sends nothing else
+        except (EOFError, OSError):
+            os._exit(0)
+
+    def _read(self, size: int) -> bytes:
+        body = bytearray(size)
+        view = memoryview(body)
+        while view:
+            count = self._sock.recv_into(view)
+            if count == 0:
+                raise EOFError
+            view = view[count:]
+        return bytes(body)
+
+    def read_for_ever(self) -> NoReturn:
+        """Body of the reading thread."""
+        while True:
+            self.inbox.put(self.receive())
+
+    def send(self, message: FromEngine) -> None:
+        """Write one message, waiting while the pair is full; ends the process when the parent is gone."""
+        try:
+            self._sock.sendall(encode(message))
+        except OSError:
+            os._exit(0)
+
+
+class EngineLoop:
+    """Turns messages into calls of the engine, and its outputs into messages."""
+
+    def __init__(self, engine: Any, channel: Channel) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._added_ns: dict[str, int] = {}
+        self._num_steps = 0
+        self._beat_at = 0.0
+
+    def run(self) -> NoReturn:
+        """Serve until the parent goes."""
+        while True:
+            self._beat()
+            self._drain_inbox()
+            if self._engine.has_work:
+                self._report(self._engine.step(), [])
+                self._num_steps += 1
+
+    def _beat(self) -> None:
+        if (now := time.monotonic()) - self._beat_at >= HEARTBEAT_S:
+            self._beat_at = now
+            self._channel.send(Heartbeat(self._num_steps))
+
+    def _drain_inbox(self) -> None:
+        """Handle what has come; wait for something only when there is no work."""
+        wait_s = 0.0 if self._engine.has_work else HEARTBEAT_S
+        try:
+            self._handle(self._channel.inbox.get(timeout=wait_s) if wait_s else self._channel.inbox.get_nowait())
+            while True:
+                self._handle(self._channel.inbox.get_nowait())
+        except queue.Empty:
+            return
+
+    def _handle(self, message: ToEngine) -> None:
+        match message:
+            case Add(requests):
+                self._report([], [refused for request in requests if (refused := self._add(request))])
+            case Cancel(request_ids):
+                for request_id in request_ids:
+                    self._engine.cancel(request_id)
+                    self._added_ns.pop(request_id, None)
+            case Load():
+                self._load(message)
+            case Unload(digest):
+                with contextlib.suppress(EngineError):  # a load of the same digest would replace it
+                    self._engine.unload_adapter(digest)
+            case Start():
+                raise AssertionError("the engine was started already")
+
+    def _add(self, request: Request) -> Refused | None:
+        assert request.request_id is not None
+        try:
+            self._engine.add(request)
+        except EngineError as error:
+            return Refused(request.request_id, refusal_of(error), str(error))
+        self._added_ns[request.request_id] = time.time_ns()
+        return None
+
+    def _load(self, message: Load) -> None:
+        try:
+            info = self._engine.load_adapter(message.digest, message.path)
+        except (EngineError, OSError) as error:
+            self._channel.send(LoadFailed(message.digest, str(error)))
+        else:
+            self._channel.send(Loaded(message.digest, info.num_bytes))
+
+    def _report(self, outputs: list[Output], refused: list[Refused]) -> None:
+        finished = []
+        for output in outputs:
+            added_ns = self._added_ns.pop(output.request_id, 0)
+            if output.error is not None:
+                refused.append(Refused(output.request_id, refusal_of(output.error), str(output.error)))
+            else:
+                finished.append(_finished(output, added_ns))
+        if finished or refused:
+            self._channel.send(Done(tuple(finished), tuple(refused)))
+
+
+def _finished(output: Output, added_ns: int) -> Finished:
+    usage = output.usage
+    return Finished(
+        request_id=output.request_id,
+        token_ids=tuple(output.token_ids),
+        text=output.text,
+        finish_reason=output.finish_reason,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+        logprobs=output.logprobs,
+        first_token_s=output.first_token_s,
+        added_ns=added_ns,
+        finished_ns=time.time_ns(),
+    )
+
+
+def _die_with_parent() -> None:
+    """Ask Linux for SIGKILL when the parent ends; the socket's end of file covers other systems and the race."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _make_engine(start: Start) -> Any:
+    module, function = start.factory.split(":")
+    factory: Callable[[EngineConfig], Any] = getattr(importlib.import_module(module), function)
+    return factory(start.config)
+
+
+def main(descriptor: int) -> None:
+    """Serve the parent at the other end of the pair; signals are the parent's business."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=descriptor))
+    start = channel.receive()
+    assert isinstance(start, Start)
+    threading.Thread(target=channel.read_for_ever, name="inbox", daemon=True).start()
+    try:
+        engine = _make_engine(start)
+        channel.send(Ready(os.getpid()))
+        EngineLoop(engine, channel).run()
+    except Exception as error:
+        permanent = isinstance(error, EngineError)
+        channel.send(Fatal(str(error) if permanent else f"{type(error).__name__}: {error}", permanent))
+        if not permanent:
+            raise
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

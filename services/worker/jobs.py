@@ -1,0 +1,155 @@
+"""What the worker passes from hand to hand: a record, the job made of it, and how it ended."""
+
+from dataclasses import dataclass, field
+from datetime import date
+from enum import Enum
+from typing import NamedTuple
+from uuid import UUID
+
+from schemas.common import ErrorCode, JobState, Lane
+from schemas.events import JobError
+from schemas.job import JobRequest
+from services.registry.adapters import AdapterVersion
+from services.worker.backlog import BASE_GROUP
+from services.worker.ledger import Place
+from services.worker.protocol import Finished
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+class JobKey(NamedTuple):
+    """Identity of a job: ids are unique per tenant."""
+
+    tenant: str
+    job_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A Kafka record as it came. `timestamp_ms` is the broker's, milliseconds since 1970."""
+
+    place: Place
+    lane: Lane
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    timestamp_ms: int
+
+    def header(self, name: str) -> bytes | None:
+        """The last header of that name: duplicates are legal, and the last writer stood nearest to the broker."""
+        return next((value for key, value in reversed(self.headers) if key == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A record that no job can be made of."""
+
+    record: Record
+    code: ErrorCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A valid record that the database has not been asked about yet.
+
+    `received_at` is monotonic seconds; `received_ns` the same moment in nanoseconds since 1970, for spans.
+    """
+
+    key: JobKey
+    request: JobRequest
+    fingerprint: bytes
+    record: Record
+    traceparent: str | None
+    received_at: float
+    received_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What taking a job fixed: its fence, the adapter version and the address of its webhook.
+
+    `age_s` is the time since acceptance on the database's clock; 0 unless this is a redelivery.
+    """
+
+    fence: int
+    accepted_on: date
+    age_s: float
+    attempts: int
+    adapter: AdapterVersion | None
+    webhook_url: str | None
+
+
+class Phase(Enum):
+    """Where a held job is inside this worker."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    COMPLETING = "completing"
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A job that this worker holds. Times are monotonic seconds."""
+
+    candidate: Candidate
+    grant: Grant
+    taken_at: float
+    places: list[Place] = field(default_factory=list)
+    phase: Phase = Phase.WAITING
+    attempts: int = 0
+    started_at: float | None = None
+    load_s: float = 0.0
+    alone: bool = False
+
+    @property
+    def key(self) -> JobKey:
+        """Identity of the job."""
+        return self.candidate.key
+
+    @property
+    def request(self) -> JobRequest:
+        """The request as sent."""
+        return self.candidate.request
+
+    @property
+    def lane(self) -> Lane:
+        """The lane that it came on."""
+        return self.candidate.record.lane
+
+    @property
+    def group(self) -> str:
+        """Its adapter's digest, or the group of the base model."""
+        return self.grant.adapter.digest if self.grant.adapter else BASE_GROUP
+
+    def total_s(self, now: float) -> float:
+        """Seconds since acceptance."""
+        return self.grant.age_s + (now - self.taken_at)
+
+    def queue_s(self) -> float:
+        """Seconds from acceptance to the newest attempt's start, waiting for the adapter excluded."""
+        if self.started_at is None:
+            return 0.0
+        return max(0.0, self.total_s(self.started_at) - self.load_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended. `finished` is what the engine said; its tokens count as wasted unless the job succeeded."""
+
+    job: Job
+    state: JobState
+    error: JobError | None = None
+    finished: Finished | None = None
+
+
+def failed(job: Job, code: ErrorCode, message: str, finished: Finished | None = None) -> Outcome:
+    """The job ends as failed."""
+    return Outcome(job, JobState.FAILED, JobError(code=code, message=message), finished)
+
+
+def expired(job: Job) -> Outcome:
+    """The job's deadline passed before it was started."""
+    assert job.request.deadline is not None
+    message = f"the deadline {job.request.deadline.isoformat()} passed before the job was started"
+    return Outcome(job, JobState.EXPIRED, JobError(code=ErrorCode.DEADLINE_EXCEEDED, message=message))

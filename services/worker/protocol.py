@@ -1,0 +1,143 @@
+"""What the worker and its engine process say to each other: pickled frames on a socket pair.
+
+A frame is its length (4 bytes, big-endian) and that many bytes. Both ends are the same code on the same machine.
+"""
+
+import pickle
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from engine import EngineConfig, Request
+
+HEADER = struct.Struct(">I")
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+
+Refusal: TypeAlias = Literal["prompt_too_long", "unknown_adapter", "invalid_request", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """First frame: make the engine. `factory` is `module:function` taking an EngineConfig."""
+
+    factory: str
+    config: EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load the adapter of that digest from a directory."""
+
+    digest: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Unload:
+    """Drop an adapter that no request uses."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Run these requests; each has a `request_id`."""
+
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop these requests; nothing more is said about them."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The engine is up."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The adapter serves from now on; `num_bytes` in host memory."""
+
+    digest: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """The adapter cannot be served; `reason` names the file, tensor or field."""
+
+    digest: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One request ran to its end. `*_ns` are wall-clock nanoseconds since 1970, for spans only."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: Literal["stop", "length"]
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    logprobs: list[dict[int, float]] | None
+    first_token_s: float | None
+    added_ns: int
+    finished_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """One request cannot be served, or failed on the way."""
+
+    request_id: str
+    why: Refusal
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What one step brought."""
+
+    finished: tuple[Finished, ...]
+    refused: tuple[Refused, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The loop turns: sent at least once a second unless a step or a load takes longer."""
+
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fatal:
+    """The engine cannot go on; the process ends after this."""
+
+    reason: str
+    permanent: bool
+
+
+ToEngine: TypeAlias = Start | Load | Unload | Add | Cancel
+FromEngine: TypeAlias = Ready | Loaded | LoadFailed | Done | Heartbeat | Fatal
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    """One frame."""
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    assert len(body) <= MAX_FRAME_BYTES, "a frame holds at most one batch, whose parts are bounded"
+    return HEADER.pack(len(body)) + body
+
+
+def decode(body: bytes) -> ToEngine | FromEngine:
+    """The message of a frame's body."""
+    message: ToEngine | FromEngine = pickle.loads(body)  # noqa: S301  # from our own child or parent, over a private pair
+    return message

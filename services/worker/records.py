@@ -1,0 +1,122 @@
+"""From a Kafka record to a valid job or a rejection that names what is wrong. Pure."""
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from schemas.common import ErrorCode, Lane
+from schemas.identity import derived_job_id, fingerprint
+from schemas.job import JobRequest
+from services.telemetry import TRACEPARENT_HEADER
+from services.worker.jobs import Candidate, JobKey, Record, Rejection
+from services.worker.ledger import Partition, Place
+
+SIGNATURE_HEADER = "loraq-signature"
+MAX_SHOWN_INPUT = 80
+
+
+@dataclass(frozen=True, slots=True)
+class TenantKey:
+    """A tenant's producer key, opened; a disabled tenant's records are refused."""
+
+    key: bytes
+    disabled: bool
+
+
+def signature(key: bytes, value: bytes) -> str:
+    """HMAC-SHA256 of a record's value, in hex."""
+    return hmac.new(key, value, hashlib.sha256).hexdigest()
+
+
+def record_of(message: object, lanes: Mapping[str, Lane]) -> Record:
+    """Our record of a consumed message of the Kafka library."""
+    topic = str(message.topic)  # type: ignore[attr-defined]  # the library is untyped
+    place = Place(Partition(topic, message.partition), message.offset)  # type: ignore[attr-defined]
+    return Record(
+        place=place,
+        lane=lanes[topic],
+        key=message.key,  # type: ignore[attr-defined]
+        value=message.value,  # type: ignore[attr-defined]
+        headers=tuple(message.headers),  # type: ignore[attr-defined]
+        timestamp_ms=message.timestamp or 0,  # type: ignore[attr-defined]
+    )
+
+
+def parse(record: Record, cluster_id: str, received_at: float, received_ns: int) -> Candidate | Rejection:
+    """Validate a record's value. A record without job_id gets the id that follows from where it stands."""
+    if record.value is None:
+        return _invalid(record, "the record has no value; a job request is a JSON object")
+    try:
+        request = JobRequest.model_validate_json(record.value)
+    except ValidationError as error:
+        return _invalid(record, sentence_of(error))
+    place = record.place
+    job_id = request.job_id or derived_job_id(
+        cluster_id, place.partition.topic, place.partition.number, place.offset, record.timestamp_ms, record.value
+    )
+    return Candidate(
+        key=JobKey(request.tenant, job_id),
+        request=request,
+        fingerprint=fingerprint(request),
+        record=record,
+        traceparent=_text(record.header(TRACEPARENT_HEADER)),
+        received_at=received_at,
+        received_ns=received_ns,
+    )
+
+
+def authenticate(
+    candidate: Candidate, tenants: Mapping[str, TenantKey], *, require_signature: bool
+) -> Rejection | None:
+    """Why the record may not speak for its tenant; None when it may."""
+    tenant = candidate.key.tenant
+    known = tenants.get(tenant)
+    if known is None:
+        return _unauthenticated(candidate, f"no tenant {tenant!r} is registered; add it with `loraq tenants add`")
+    if known.disabled:
+        return _unauthenticated(candidate, f"tenant {tenant!r} is disabled")
+    if not require_signature:
+        return None
+    sent = _text(candidate.record.header(SIGNATURE_HEADER))
+    if sent is None:
+        return _unauthenticated(candidate, f"the record has no {SIGNATURE_HEADER} header, which this pool demands")
+    expected = signature(known.key, candidate.record.value or b"")
+    if hmac.compare_digest(sent.lower().encode(), expected.encode()):
+        return None
+    return _unauthenticated(candidate, f"the {SIGNATURE_HEADER} header does not match tenant {tenant!r}'s producer key")
+
+
+def sentence_of(error: ValidationError) -> str:
+    """One sentence that names the first field that is wrong."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "json_invalid":
+        return f"the value is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}"
+    if not field and first["type"] == "model_type":
+        return "the value is not a JSON object"
+    if first["type"] == "extra_forbidden":
+        return f"field {field!r} is not known"
+    if first["type"] == "missing":
+        return f"field {field!r} is missing"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"field {field!r}: {message} (got {_shown(first['input'])})" if field else message
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_INPUT else text[:MAX_SHOWN_INPUT] + "…"
+
+
+def _text(value: bytes | None) -> str | None:
+    return value.decode("utf-8", "replace") if value is not None else None
+
+
+def _invalid(record: Record, message: str) -> Rejection:
+    return Rejection(record, ErrorCode.INVALID_MESSAGE, message)
+
+
+def _unauthenticated(candidate: Candidate, message: str) -> Rejection:
+    return Rejection(candidate.record, ErrorCode.UNAUTHENTICATED, message)
