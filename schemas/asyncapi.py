@@ -78,7 +78,7 @@ def _messages() -> Document:
     trace: Document = {"type": "string", "description": "W3C Trace Context; the job's spans join this trace."}
     signature: Document = {
         "type": "string",
-        "description": "HMAC-SHA256 of the value with the tenant's producer key, where signed jobs are demanded.",
+        "description": "HMAC-SHA256 of the value in hex, with the tenant's producer key, where signed jobs are demanded.",
     }
     return {
         "JobRequest": {
@@ -91,9 +91,21 @@ def _messages() -> Document:
             "name": "DeadRecord",
             "summary": "A record as it came; of any content.",
             "contentType": "application/octet-stream",
+            "headers": {"type": "object", "properties": _dead_headers()},
             "payload": True,
         },
     }
+
+
+def _dead_headers() -> Document:
+    said = {
+        "loraq-error-code": "Stable error code.",
+        "loraq-error-message": "A sentence that names the culprit.",
+        "loraq-source-topic": "Topic that the record came from.",
+        "loraq-source-partition": "Its partition there.",
+        "loraq-source-offset": "Its offset there.",
+    }
+    return {name: {"type": "string", "description": text} for name, text in said.items()}
 
 
 def _message(schema: str, summary: str, key: Document) -> Document:

@@ -9,9 +9,12 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from schemas.common import Lane
+from schemas.common import ErrorCode, Lane
 from schemas.export import MODELS, reference_files, write
 from services.settings import Settings
+from services.worker.dead_letters import dead_headers
+from services.worker.jobs import Record, Rejection
+from services.worker.ledger import Partition, Place
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -84,3 +87,9 @@ def test_every_parameter_of_an_address_is_declared(document: dict[str, Any]) -> 
         for name in channel["parameters"]:
             assert "{" + name + "}" in channel["address"]
         assert channel["address"].count("{") == len(channel["parameters"])
+
+
+def test_headers_of_dead_records_are_those_that_the_worker_adds(document: dict[str, Any]) -> None:
+    record = Record(Place(Partition("jobs", 1), 2), Lane.BATCH, None, b"{", (), 0)
+    added = [name for name, _ in dead_headers(Rejection(record, ErrorCode.INVALID_MESSAGE, "not JSON"))]
+    assert list(document["components"]["messages"]["DeadRecord"]["headers"]["properties"]) == added
