@@ -1,20 +1,13 @@
 """`loraq adapters push | list | show | disable | enable | pin | unpin`."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from schemas.common import AdapterStatus
-from services.database import Connection, open_pool
-from services.errors import InputError, RetryableError
-from services.objectstore import open_store
+from services.database import Connection
 from services.registry import adapters as registry
-from services.registry.adapters import AdapterRow
 from services.registry.commands.output import (
     json_option,
     on_database,
@@ -24,8 +17,6 @@ from services.registry.commands.output import (
     print_rows,
     tenant_option,
 )
-from services.registry.push import LocalAdapter, Pushed, inspect, push, verdict
-from services.settings import Settings, load_settings
 
 COLUMNS = {
     "tenant": "tenant",
@@ -57,47 +48,9 @@ def adapters() -> None:
 @json_option
 def push_command(directory: Path, tenant: str, name: str, no_wait: bool, timeout_s: float, as_json: bool) -> None:
     """Push the PEFT directory DIRECTORY as a new version of NAME."""
-    settings = load_settings()
-    local = inspect(directory, settings.max_adapter_bytes)
-    pushed, row = asyncio.run(_push(settings, tenant, name, local, 0.0 if no_wait else timeout_s))
-    if as_json:
-        print_json(asdict(row) | {"created": pushed.created})
-    _conclude(pushed, row, waited=not no_wait, quiet=as_json)
+    from services.registry.commands.pushing import push_and_wait  # the S3 client is slow to import
 
-
-async def _push(
-    settings: Settings, tenant: str, name: str, local: LocalAdapter, timeout_s: float
-) -> tuple[Pushed, AdapterRow]:
-    async with open_pool(settings) as pool, open_store(settings) as store:
-        with _progress() as progress:
-            task = progress.add_task(f"{local.directory.name} → {tenant}/{name}", total=local.size_bytes)
-            pushed = await push(pool, store, tenant, name, local, lambda sent: progress.advance(task, sent))
-        with Console(stderr=True).status(f"Waiting for the registrar's verdict on {pushed.ref}"):
-            return pushed, await verdict(pool, pushed, timeout_s)
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    console = Console(stderr=True)
-    return Progress(*columns, console=console, disable=not console.is_terminal)
-
-
-def _conclude(pushed: Pushed, row: AdapterRow, *, waited: bool, quiet: bool) -> None:
-    """Say where the push ended; raises for what must not pass as success."""
-    again = "" if pushed.created else ", as before: its content is that of the newest version"
-    match row.status:
-        case AdapterStatus.REJECTED:
-            raise InputError(f"{pushed.ref} was rejected: {row.status_reason}")
-        case AdapterStatus.DISABLED:
-            raise InputError(f"{pushed.ref} is disabled{again}; `loraq adapters enable {pushed.ref}` brings it back")
-        case AdapterStatus.PENDING if waited:
-            why = row.status_reason or "no registrar has looked at it; is `loraq registrar` running?"
-            raise RetryableError(f"{pushed.ref} is still pending: {why}")
-    if not quiet:
-        rank = f" (rank {row.rank}: {' '.join(row.target_modules)})" if row.rank else ""
-        click.echo(f"{pushed.ref} of {pushed.tenant} is {row.status}{rank}{again}.")
-    if row.status_reason:
-        click.echo(row.status_reason, err=True)
+    push_and_wait(directory, tenant, name, None if no_wait else timeout_s, as_json)
 
 
 @adapters.command("list")
