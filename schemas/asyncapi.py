@@ -78,7 +78,7 @@ def _messages() -> Document:
     trace: Document = {"type": "string", "description": "W3C Trace Context; the job's spans join this trace."}
     signature: Document = {
         "type": "string",
-        "description": "HMAC-SHA256 of the value with the tenant's producer key, in hex; where signed jobs are demanded.",
+        "description": "HMAC-SHA256 of the value with the tenant's producer key, in hex, where signing is demanded.",
     }
     return {
         "JobRequest": {

@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -80,3 +81,13 @@ def test_make_names_the_python_that_is_too_old(tmp_path: Path) -> None:
     refused = _make(f"VENV={tmp_path / 'venv'}", "demo", PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert refused.returncode != 0
     assert "Python 3.11 or newer is needed; found Python 3.9.2" in refused.stderr
+
+
+def test_hooks_before_a_commit_run_what_lint_runs() -> None:
+    command = [sys.executable, "-m", "pre_commit", "validate-config", str(ROOT / ".pre-commit-config.yaml")]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+    hooks = set(re.findall(r"entry: \.venv/bin/(\S+)", (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")))
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    lint = makefile.split("\nlint:", 1)[1].split("\n\n", 1)[0]
+    assert hooks == set(re.findall(r"\$\(BIN\)/(\S+)", lint))
