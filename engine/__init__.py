@@ -1,7 +1,9 @@
 """The multi-LoRA engine: torch, triton, safetensors, tokenizers, jinja2 and numpy only.
 
-This module is the public surface. Importing it does not import torch.
+This module is the public surface. Importing it does not import torch; `Engine` does, at its first use.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig
 from engine.digest import adapter_digest, model_fingerprint
@@ -20,11 +22,15 @@ from engine.lora.peft import check_adapter
 from engine.model.config import ModelConfig, read_model_config
 from engine.types import AdapterInfo, FinishReason, Output, Request, SamplingParams, Usage
 
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
 __all__ = [
     "AdapterError",
     "AdapterInUseError",
     "AdapterInfo",
     "ConfigurationError",
+    "Engine",
     "EngineConfig",
     "EngineError",
     "FinishReason",
@@ -43,3 +49,12 @@ __all__ = [
     "model_fingerprint",
     "read_model_config",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the engine itself, and with it torch, only when it is asked for (PEP 562)."""
+    if name == "Engine":
+        from engine.engine import Engine
+
+        return Engine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

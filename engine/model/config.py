@@ -80,6 +80,10 @@ class ModelConfig:
         """Width of all key heads, and of all value heads."""
         return self.num_kv_heads * self.head_dim
 
+    def width(self, projection: str) -> int:
+        """Output features of a layer's projection."""
+        return self.modules[f"model.layers.0.{_block(projection)}.{projection}"].out_features
+
     @cached_property
     def modules(self) -> Mapping[str, Module]:
         """Every adaptable module by its Hugging Face name, such as `model.layers.0.self_attn.q_proj`."""
@@ -101,6 +105,10 @@ class ModelConfig:
         modules[f"model.{EMBEDDING}"] = Module(None, EMBEDDING, self.vocab_size, hidden)
         modules[LM_HEAD] = Module(None, LM_HEAD, self.vocab_size, hidden)
         return modules
+
+
+def _block(projection: str) -> str:
+    return "self_attn" if projection in ATTENTION_PROJECTIONS else "mlp"
 
 
 def read_model_config(model_dir: Path) -> ModelConfig:

@@ -1,0 +1,266 @@
+"""The engine: add and cancel requests between steps; each step computes a batch and samples from it."""
+
+import itertools
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from engine.batch import build_batch
+from engine.config import EngineConfig
+from engine.errors import (
+    AdapterInUseError,
+    EngineError,
+    InvalidRequestError,
+    PromptTooLongError,
+    UnknownAdapterError,
+)
+from engine.lora.peft import read_adapter
+from engine.lora.weights import AdapterWeights, load_adapter
+from engine.memory.kv import KvCache, bytes_per_page, num_pages
+from engine.memory.pool import PagePool
+from engine.model.config import read_model_config
+from engine.model.decoder import Decoder
+from engine.model.text import TextStream
+from engine.model.tokenizer import Tokenizer
+from engine.model.weights import load_weights
+from engine.sampling import Sampled, sample
+from engine.scheduler import Scheduler, Slice
+from engine.sequence import Sequence as Running
+from engine.types import AdapterInfo, AdapterName, FinishReason, Output, PageId, Request, RequestId, Usage
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """What the engine keeps of a request beside its tokens."""
+
+    sequence: Running
+    text: TextStream
+    added_at: float
+    first_token_s: float | None = None
+    logprobs: list[dict[int, float]] | None = None
+
+
+class Engine:
+    """One base model and its loaded adapters. Not thread-safe: one thread adds, cancels and steps.
+
+    Raises ModelError when the model's directory cannot be served and ConfigurationError when memory is too small.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.model_config = read_model_config(config.model_dir)
+        torch.set_num_threads(config.num_threads)
+        self._device = torch.device(config.device)
+        self._dtype: torch.dtype = getattr(torch, config.dtype)
+        self.tokenizer = Tokenizer(config.model_dir)
+        eos = self.tokenizer.eos_token_id
+        self._eos_token_ids = self.model_config.eos_token_ids | ({eos} if eos is not None else set())
+        weights = load_weights(config.model_dir, self.model_config, self._dtype, self._device)
+        self._decoder = Decoder(self.model_config, weights)
+        self._pool, self._kv = self._make_cache()
+        self._scheduler = Scheduler(self._pool, config.tokens_per_page, config.max_batch_size, config.max_batch_tokens)
+        self._adapters: dict[AdapterName, AdapterWeights] = {}
+        self._jobs: dict[RequestId, _Job] = {}
+        self._unclaimed: list[Output] = []
+        self._numbers = itertools.count()
+
+    def _make_cache(self) -> tuple[PagePool, KvCache]:
+        config, model = self.config, self.model_config
+        pages = num_pages(model, config.tokens_per_page, self._dtype.itemsize, config.kv_bytes, config.max_batch_size)
+        return PagePool(pages), KvCache(model, pages, config.tokens_per_page, self._dtype, self._device)
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """The loaded adapters by name."""
+        return MappingProxyType({str(name): weights.info for name, weights in self._adapters.items()})
+
+    @property
+    def has_work(self) -> bool:
+        """True while a step would do something."""
+        return bool(self._jobs or self._unclaimed)
+
+    def load_adapter(self, name: str, peft_dir: Path | str) -> AdapterInfo:
+        """Check and load a PEFT directory under a name; the same content under the same name is loaded once.
+
+        Raises AdapterError naming what is wrong with it, AdapterInUseError when the name's present adapter still runs.
+        """
+        adapter = read_adapter(Path(peft_dir), self.model_config, name)
+        present = self._adapters.get(AdapterName(name))
+        if present is not None and present.info.digest == adapter.info.digest:
+            return present.info
+        self._check_idle(AdapterName(name))
+        weights = load_adapter(adapter, self.model_config, self._dtype, self._device)
+        self._adapters[AdapterName(name)] = weights
+        return weights.info
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. Raises UnknownAdapterError, or AdapterInUseError while requests for it run."""
+        if name not in self._adapters:
+            raise UnknownAdapterError(f"adapter {name!r} is not loaded")
+        self._check_idle(AdapterName(name))
+        del self._adapters[AdapterName(name)]
+
+    def _check_idle(self, name: AdapterName) -> None:
+        users = sum(job.sequence.adapter == name for job in self._jobs.values())
+        if users:
+            raise AdapterInUseError(f"adapter {name!r} still has {users} unfinished requests; wait for or cancel them")
+
+    def generate(self, requests: Sequence[Request]) -> list[Output]:
+        """Run requests to their end; outputs come in the order of the requests.
+
+        Raises what `add` raises; then none of them runs. Outputs of other requests stay for the next `step`.
+        """
+        ids = self._add_all(requests)
+        outputs: dict[str, Output] = {}
+        others: list[Output] = []
+        while len(outputs) < len(ids):
+            for output in self.step():
+                if output.request_id in ids:
+                    outputs[output.request_id] = output
+                else:
+                    others.append(output)
+        self._unclaimed.extend(others)
+        return [outputs[request_id] for request_id in ids]
+
+    def _add_all(self, requests: Sequence[Request]) -> list[str]:
+        ids: list[str] = []
+        try:
+            ids.extend(self.add(request) for request in requests)
+        except EngineError:
+            for request_id in ids:
+                self.cancel(request_id)
+            raise
+        return ids
+
+    def add(self, request: Request) -> str:
+        """Queue a request and return its id.
+
+        Raises InvalidRequestError, UnknownAdapterError or PromptTooLongError; the engine is then as before.
+        """
+        request_id = RequestId(request.request_id or f"request-{next(self._numbers)}")
+        if request_id in self._jobs:
+            raise InvalidRequestError(f"request_id {request_id!r} is already in the engine; ids must be unique")
+        if request.adapter is not None and request.adapter not in self._adapters:
+            raise UnknownAdapterError(f"adapter {request.adapter!r} is not loaded")
+        sampling = request.sampling
+        sequence = Running(
+            request_id=request_id,
+            prompt_ids=self._prompt_ids(request),
+            sampling=sampling,
+            adapter=None if request.adapter is None else AdapterName(request.adapter),
+            seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+        )
+        self._check_length(sequence)
+        text = TextStream(self.tokenizer, sequence.prompt_ids, sampling.stop)
+        logprobs: list[dict[int, float]] | None = None if sampling.logprobs is None else []
+        self._jobs[request_id] = _Job(sequence, text, time.monotonic(), logprobs=logprobs)
+        self._scheduler.add(sequence)
+        return request_id
+
+    def _prompt_ids(self, request: Request) -> tuple[int, ...]:
+        given = [request.prompt_token_ids, request.prompt, request.messages]
+        if sum(prompt is not None for prompt in given) != 1:
+            raise InvalidRequestError("give exactly one of prompt_token_ids, prompt and messages")
+        if request.prompt is not None:
+            ids: Sequence[int] = self.tokenizer.encode(request.prompt)
+        elif request.messages is not None:
+            ids = self.tokenizer.encode_chat(request.messages)
+        else:
+            ids = request.prompt_token_ids or ()
+        if not ids:
+            raise InvalidRequestError("the prompt has no tokens; give at least one")
+        vocabulary = self.model_config.vocab_size
+        for token_id in ids:
+            if not 0 <= token_id < vocabulary:
+                raise InvalidRequestError(f"token id {token_id} is outside the vocabulary of {vocabulary}")
+        return tuple(ids)
+
+    def _check_length(self, sequence: Running) -> None:
+        wanted = f"{len(sequence.prompt_ids)} prompt tokens and max_tokens {sequence.sampling.max_tokens}"
+        if sequence.max_tokens > self.model_config.max_position:
+            raise PromptTooLongError(f"{wanted} exceed the model's context of {self.model_config.max_position} tokens")
+        pages = self._scheduler.pages_for(sequence.max_tokens)
+        if pages > self._pool.num_pages:
+            page = bytes_per_page(self.model_config, self.config.tokens_per_page, self._dtype.itemsize)
+            raise PromptTooLongError(
+                f"{wanted} need {pages * page} bytes of KV memory; the engine has {self._pool.num_pages * page}"
+            )
+
+    def cancel(self, request_id: str) -> bool:
+        """Drop an unfinished request and free its memory; False when the engine does not have it."""
+        job = self._jobs.pop(RequestId(request_id), None)
+        if job is None:
+            return False
+        self._scheduler.remove(job.sequence)
+        self._check_when_idle()
+        return True
+
+    def step(self) -> list[Output]:
+        """Compute one batch and return the requests that it finished; at once when there is nothing to do."""
+        finished, self._unclaimed = self._unclaimed, []
+        plan = sorted(self._scheduler.plan(), key=self._adapter_order)
+        if not plan:
+            return finished
+        with torch.inference_mode():
+            batch = build_batch(plan, self._pages_of, self._adapter_of, self._kv, self._device)
+            sampling = [part.sequence for part in plan if part.is_last]
+            sampled = sample(self._decoder.forward(batch, self._kv), sampling) if sampling else []
+        for part in plan:
+            part.sequence.num_computed += part.num_tokens
+        for sequence, choice in zip(sampling, sampled, strict=True):
+            output = self._advance(self._jobs[sequence.request_id], choice)
+            if output is not None:
+                finished.append(output)
+        self._check_when_idle()
+        return finished
+
+    def _adapter_order(self, part: Slice) -> str:
+        return part.sequence.adapter or ""
+
+    def _pages_of(self, part: Slice) -> Sequence[PageId]:
+        return self._pool.pages_of(part.sequence.request_id)
+
+    def _adapter_of(self, part: Slice) -> AdapterWeights | None:
+        name = part.sequence.adapter
+        return None if name is None else self._adapters[name]
+
+    def _advance(self, job: _Job, sampled: Sampled) -> Output | None:
+        """Append a sampled token; the output when that ends the request."""
+        sequence = job.sequence
+        if not sampled.finite:
+            what = f"adapter {sequence.adapter!r}" if sequence.adapter else "the base model"
+            return self._finish(job, "stop", EngineError(f"{what} computed NaN or infinite values for this prompt"))
+        sequence.output_ids.append(sampled.token_id)
+        if job.first_token_s is None:
+            job.first_token_s = time.monotonic() - job.added_at
+        if job.logprobs is not None and sampled.logprobs is not None:
+            job.logprobs.append(sampled.logprobs)
+        stopped = job.text.push(sampled.token_id)
+        if stopped or (sampled.token_id in self._eos_token_ids and not sequence.sampling.ignore_eos):
+            return self._finish(job, "stop")
+        return self._finish(job, "length") if sequence.num_tokens == sequence.max_tokens else None
+
+    def _finish(self, job: _Job, reason: FinishReason, error: EngineError | None = None) -> Output:
+        sequence = job.sequence
+        del self._jobs[sequence.request_id]
+        self._scheduler.remove(sequence)
+        return Output(
+            request_id=sequence.request_id,
+            token_ids=tuple(sequence.output_ids),
+            text=job.text.text,
+            finish_reason=reason,
+            usage=Usage(len(sequence.prompt_ids), 0, len(sequence.output_ids)),
+            logprobs=job.logprobs,
+            first_token_s=job.first_token_s,
+            error=error,
+        )
+
+    def _check_when_idle(self) -> None:
+        if not self._jobs:
+            self._pool.check_integrity()
+            assert self._pool.num_free == self._pool.num_pages
