@@ -6,8 +6,8 @@ acknowledgement); every client of ours is made here so that none of them is in u
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -213,3 +213,12 @@ def translated(error: BaseException, settings: Settings) -> ServiceError:
     if isinstance(error, MessageSizeTooLargeError):
         return InputError(f"the record is larger than {place} accepts; make it smaller: {reason}")
     return RetryableError(f"{place} did not do as asked; check that it runs and LORAQ_KAFKA_BOOTSTRAP: {reason}")
+
+
+@contextmanager
+def errors_translated(settings: Settings) -> Iterator[None]:
+    """Turns Kafka's errors of the block into ours."""
+    try:
+        yield
+    except (KafkaError, OSError) as error:
+        raise translated(error, settings) from error

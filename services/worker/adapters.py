@@ -53,6 +53,7 @@ class Adapters:
         load_timeout_s: float,
         finish: Callable[[Outcome], None],
         opened: Callable[[], None],
+        crashed: Callable[[BaseException], None],
     ) -> None:
         self._stager = stager
         self._engine = engine
@@ -61,6 +62,7 @@ class Adapters:
         self._load_timeout_s = load_timeout_s
         self._finish = finish
         self._opened = opened
+        self._crashed = crashed
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._cold_since: dict[str, float] = {}
         self._trouble: dict[str, str] = {}
@@ -106,8 +108,15 @@ class Adapters:
         for victim in room.evict:
             self._evict(victim)
         if room.granted:
-            self._loads[group] = asyncio.create_task(self._load(adapter), name=f"load {group[:12]}")
+            task = asyncio.create_task(self._load(adapter), name=f"load {group[:12]}")
+            task.add_done_callback(self._on_load_done)
+            self._loads[group] = task
         return set(room.drain)
+
+    def _on_load_done(self, task: asyncio.Task[None]) -> None:
+        """A load ends by itself whatever happens to the adapter; an error that gets here is a defect."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._crashed(error)
 
     def _evict(self, digest: str) -> None:
         telemetry.ADAPTER_EVICTIONS.labels(tier="host").inc()
@@ -137,7 +146,8 @@ class Adapters:
             telemetry.ADAPTER_LOAD_SECONDS.observe(time.monotonic() - began)
             self._loaded(adapter.digest, num_bytes)
         finally:
-            self._loads.pop(adapter.digest, None)
+            if self._loads.get(adapter.digest) is asyncio.current_task():
+                del self._loads[adapter.digest]
 
     async def _load_often(self, adapter: AdapterVersion) -> int:
         """Fetch and load until it works or every job that wanted it has given up."""
@@ -200,6 +210,7 @@ class Adapters:
         """The engine was lost, and everything in it; waiting for an adapter starts anew."""
         for task in self._loads.values():
             task.cancel()
+        self._loads.clear()
         for digest in self._residency.digests():
             self._backlog.close(digest)
         self._residency.clear()

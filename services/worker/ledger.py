@@ -97,9 +97,13 @@ class Ledger:
             if column is not None:
                 column.committed = max(position, column.committed or 0)
 
-    def num_open(self) -> int:
-        """Records handed out and not finished, over all partitions."""
-        return sum(len(column.open) - len(column.finished) for column in self._columns.values())
+    def num_open(self, topic: str) -> int:
+        """Records of a topic that were handed out and are not finished."""
+        return sum(
+            len(column.open) - len(column.finished)
+            for partition, column in self._columns.items()
+            if partition.topic == topic
+        )
 
     def finished_above(self, partition: Partition) -> list[int]:
         """Finished offsets above the committable prefix, ascending: what a restart would run again without need."""

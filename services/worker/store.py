@@ -78,8 +78,18 @@ class Means:
 class JobStore:
     """Jobs of one pool as one worker writes them. All waits are bounded; foreign errors come out translated."""
 
-    def __init__(self, pool: Pool, pool_name: str, worker: str, lease_s: float, max_attempts: int) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        pool_name: str,
+        worker: str,
+        lease_s: float,
+        max_attempts: int,
+        base_fingerprint: str | None = None,
+    ) -> None:
         self._pool = pool
+        self._base_fingerprint = base_fingerprint
         self._pool_name = pool_name
         self._worker = worker
         self._lease = timedelta(seconds=lease_s)
@@ -161,7 +171,12 @@ class JobStore:
         adapter = means.adapter_of(candidate, ref)
         url = means.webhook_url(candidate)
         grant = Grant(row["fence"], row["accepted_on"], row["age_s"], row["attempts"], adapter, url)
-        doom = self._too_often(grant) or _adapter_doom(candidate, ref, adapter) or _webhook_doom(candidate, url)
+        doom = (
+            self._too_often(grant)
+            or _adapter_doom(candidate, ref, adapter)
+            or self._base_doom(adapter)
+            or _webhook_doom(candidate, url)
+        )
         return Taken(grant, doom)
 
     def _too_often(self, grant: Grant) -> JobError | None:
@@ -169,6 +184,16 @@ class JobStore:
             return None
         message = f"its worker or engine ended during each of {grant.attempts} attempts (LORAQ_MAX_ATTEMPTS)"
         return JobError(code=ErrorCode.ENGINE_ERROR, message=message)
+
+    def _base_doom(self, adapter: AdapterVersion | None) -> JobError | None:
+        ours, theirs = self._base_fingerprint, adapter.base_fingerprint if adapter else None
+        if adapter is None or ours is None or theirs is None or ours == theirs:
+            return None
+        message = (
+            f"adapter '{adapter.name}@{adapter.version}' was admitted for another base model than that of pool"
+            f" {self._pool_name!r} (fingerprint {theirs[:12]}, the pool's is {ours[:12]})"
+        )
+        return JobError(code=ErrorCode.ADAPTER_NOT_READY, message=message)
 
     async def start(self, jobs: Sequence[Job]) -> dict[JobKey, int]:
         """Mark jobs as running and count the attempt; returns the attempts of those started.

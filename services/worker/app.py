@@ -1,0 +1,248 @@
+"""The worker's composition root: who exists, who tells whom, and in which order they stop."""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from engine import EngineConfig, EngineError
+from services import kafka, telemetry
+from services.database import Pool, open_pool
+from services.errors import ConfigError
+from services.lifecycle import Lifecycle
+from services.objectstore import ObjectStore, open_store
+from services.registry.base import load_base
+from services.secrets import SecretBox
+from services.settings import Settings
+from services.staging import Stager
+from services.worker.acceptor import Acceptor, Handoff, TenantKeys
+from services.worker.adapters import Adapters
+from services.worker.backlog import Backlog
+from services.worker.bridge import EngineBridge, EngineSpec, Listener
+from services.worker.completer import Completer
+from services.worker.consumer import JobConsumer
+from services.worker.dead_letters import DeadLetters
+from services.worker.engine_process import REAL_ENGINE
+from services.worker.held import Held
+from services.worker.jobs import Job, JobKey, Outcome
+from services.worker.leases import LeaseKeeper
+from services.worker.ledger import Ledger
+from services.worker.persist import Persistence
+from services.worker.protocol import Done
+from services.worker.runner import Desk, Limits, Runner
+from services.worker.store import JobStore
+
+DATABASE_PAUSE = "database"
+DRAIN_PAUSE = "drain"
+LAST_WRITES_S = 5.0
+_log = telemetry.get_logger()
+
+
+def engine_config(settings: Settings) -> EngineConfig:
+    """The engine that the settings ask for; raises ConfigError."""
+    try:
+        return EngineConfig(
+            model=settings.base_model or "",
+            device=settings.device,
+            dtype=settings.dtype,
+            max_batch_size=settings.max_batch_size,
+            kv_bytes=settings.kv_bytes,
+            threads=settings.engine_threads,
+        )
+    except EngineError as error:
+        raise ConfigError(f"the engine cannot be configured: {error}") from error
+
+
+def worker_name(settings: Settings) -> str:
+    """The worker's name in rows and logs."""
+    return settings.worker_id or f"{socket.gethostname()}-{os.getpid()}"
+
+
+class Worker:
+    """Everything of one worker, wired up."""
+
+    def __init__(
+        self,
+        life: Lifecycle,
+        settings: Settings,
+        pool: Pool,
+        objects: ObjectStore,
+        stager: Stager,
+        *,
+        cluster_id: str,
+        base_fingerprint: str | None,
+        engine_factory: str,
+    ) -> None:
+        self._life = life
+        self._settings = settings
+        name = worker_name(settings)
+        self.ledger, self.held = Ledger(), Held()
+        self.store = JobStore(
+            pool,
+            pool_name=settings.pool,
+            worker=name,
+            lease_s=settings.lease_s,
+            max_attempts=settings.max_attempts,
+            base_fingerprint=base_fingerprint,
+        )
+        self.persistence = Persistence(life.health, self._on_database)
+        self.backlog = Backlog[Job](2 * settings.max_backlog_jobs)
+        spec = EngineSpec(engine_config(settings), engine_factory, settings.engine_start_timeout_s)
+        self.engine = EngineBridge(spec, Listener(self._on_engine_up, self._on_done, self._on_engine_lost))
+        self.adapters = Adapters(
+            stager,
+            self.engine,
+            self.backlog,
+            settings.host_cache_bytes,
+            settings.adapter_load_timeout_s,
+            finish=self._finish,
+            opened=self._wake_runner,
+            crashed=life.fail,
+        )
+        self.runner = Runner(
+            _limits(settings), self.backlog, self.engine, self.adapters, Desk(self._start, self._finish, self._stale)
+        )
+        self.dead_letters = DeadLetters(settings, self.ledger)
+        box = SecretBox(settings.secret_key) if settings.require_signed_jobs else None
+        self.acceptor = Acceptor(
+            self.store,
+            self.persistence,
+            TenantKeys(self.store, box),
+            self.ledger,
+            self.held,
+            self.dead_letters,
+            Handoff(self.runner.add, self._finish),
+            cluster_id=cluster_id,
+            require_signature=settings.require_signed_jobs,
+        )
+        self.completer = Completer(
+            self.store, self.persistence, objects, self.ledger, self.held, settings.pool, self._stale
+        )
+        self.consumer = JobConsumer(
+            settings, self.ledger, self.held.count, self.acceptor.receive, assigned=self._on_assigned
+        )
+        self.leases = LeaseKeeper(
+            self.store,
+            self.persistence,
+            self.ledger,
+            self.held,
+            self.runner,
+            self.acceptor,
+            settings.lease_s,
+            settled=lambda: self.consumer.settled,
+        )
+
+    def _on_database(self, failing: bool) -> None:  # a callback with one meaning
+        pressure = self.consumer.pressure
+        pressure.pause(DATABASE_PAUSE) if failing else pressure.resume(DATABASE_PAUSE)
+
+    def _on_engine_up(self) -> None:
+        self._life.health.set("engine", None)
+        self.runner.up()
+
+    def _on_engine_lost(self, reason: str) -> None:
+        self._life.health.set("engine", reason)
+        self.runner.lost(reason)
+
+    def _on_done(self, message: Done) -> None:
+        self.runner.done(message)
+
+    def _on_assigned(self) -> None:
+        self._life.health.set("kafka", None)
+        self.leases.hurry()
+
+    def _wake_runner(self) -> None:
+        self.runner.wake()
+
+    async def _start(self, jobs: Sequence[Job]) -> dict[JobKey, int]:
+        return await self.persistence.insist(partial(self.store.start, jobs))
+
+    def _finish(self, outcome: Outcome) -> None:
+        self.completer.submit(outcome)
+
+    def _stale(self, job: Job) -> None:
+        self.leases.surrender(job)
+
+    async def run(self) -> None:
+        """Serve until `life.stop`, then drain."""
+        life = self._life
+        life.health.set("engine", "starting")
+        life.health.set("kafka", "joining the group")
+        life.background("engine", self.engine.run(), endless=True)
+        async with contextlib.AsyncExitStack() as stack:
+            producer = kafka.dead_letter_producer(self._settings)
+            with kafka.errors_translated(self._settings):
+                await producer.start()
+            stack.push_async_callback(producer.stop)
+            await self.consumer.start()
+            stack.push_async_callback(self.consumer.stop)
+            stack.push_async_callback(self.adapters.close)
+            stack.push_async_callback(life.end_tasks, 0.0)
+            for name, work in self._loops(producer).items():
+                life.background(name, work, endless=True)
+            life.started()
+            await life.stop.wait()
+            life.health.set("process", "draining")
+            await self._drain()
+
+    def _loops(self, producer: object) -> dict[str, Coroutine[Any, Any, None]]:
+        return {
+            "poll": self.consumer.poll(),
+            "commit": self.consumer.commit_often(),
+            "accept": self.acceptor.run(),
+            "dead letters": self.dead_letters.run(producer),
+            "feed": self.runner.feed(),
+            "tick": self.runner.tick(),
+            "complete": self.completer.run(),
+            "leases": self.leases.run(),
+        }
+
+    async def _drain(self) -> None:
+        """Let running jobs end within the grace period, commit, and give the rest up for others to take."""
+        self.consumer.pressure.pause(DRAIN_PAUSE)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_s):
+                await self.runner.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WRITES_S):
+                await self.completer.flushed()
+                await self.consumer.commit()
+                await self.leases.release(list(self.held))
+        _log.info("Drained", action="drained", left=len(self.held))
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        capacity=settings.max_batch_size + max(1, settings.max_batch_size // 4),
+        default_timeout_s=settings.default_timeout_s,
+        max_attempts=settings.max_attempts,
+        max_result_bytes=settings.max_result_bytes,
+    )
+
+
+async def serve(life: Lifecycle, settings: Settings, engine_factory: str = REAL_ENGINE) -> None:
+    """Run one worker until `life.stop`."""
+    life.health.set("process", "reading the base model")
+    needs_base = engine_factory == REAL_ENGINE or settings.base_model is not None
+    base = await asyncio.to_thread(load_base, settings) if needs_base else None
+    cluster_id = await kafka.cluster_id(settings)
+    async with open_pool(settings) as pool, open_store(settings) as objects:
+        stager = Stager(settings, objects)
+        worker = Worker(
+            life,
+            settings,
+            pool,
+            objects,
+            stager,
+            cluster_id=cluster_id,
+            base_fingerprint=base.fingerprint if base else None,
+            engine_factory=engine_factory,
+        )
+        _log.info("Worker starts", action="worker_starts", worker=worker_name(settings), model=str(settings.base_model))
+        try:
+            await worker.run()
+        finally:
+            await stager.close()

@@ -1,0 +1,24 @@
+"""`loraq worker`."""
+
+import click
+
+from services import lifecycle
+from services.settings import load_settings
+
+FACTORIES = {"loraq": "services.worker.engine_process:real_engine", "echo": "services.worker.echo:echo_engine"}
+
+
+@click.command()
+@click.option(
+    "--engine",
+    type=click.Choice(sorted(FACTORIES)),
+    default="loraq",
+    show_default=True,
+    help="`echo` answers each prompt with itself, without a model: for measuring everything but the engine.",
+)
+def worker(engine: str) -> None:
+    """Run jobs: Kafka in, the engine, rows and offsets out."""
+    from services.worker.app import serve  # the command's help needs neither Kafka nor the engine
+
+    settings = load_settings()
+    lifecycle.run("worker", settings, lambda life: serve(life, settings, FACTORIES[engine]))

@@ -1,0 +1,65 @@
+"""An engine that answers each prompt with itself: everything of a worker but the model, for benchmarks and tests."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine import AdapterInfo, EngineConfig, FinishReason, Output, Request, UnknownAdapterError, Usage, adapter_digest
+
+
+@dataclass
+class EchoEngine:
+    """The engine's surface; a batch of at most `max_batch_size` prompts takes one step."""
+
+    config: EngineConfig
+    adapters: dict[str, AdapterInfo] = field(default_factory=dict)
+    waiting: deque[Request] = field(default_factory=deque)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would finish something."""
+        return bool(self.waiting)
+
+    def load_adapter(self, name: str, peft_dir: Path) -> AdapterInfo:
+        """Take its name as loaded; its files are read, not understood."""
+        num_bytes = sum(path.stat().st_size for path in peft_dir.iterdir())
+        info = AdapterInfo(name, adapter_digest(peft_dir), 1, (), num_bytes, None)
+        self.adapters[name] = info
+        return info
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget it."""
+        self.adapters.pop(name, None)
+
+    def add(self, request: Request) -> str:
+        """Queue a request; raises UnknownAdapterError."""
+        if request.adapter is not None and request.adapter not in self.adapters:
+            raise UnknownAdapterError(f"adapter {request.adapter!r} is not loaded")
+        assert request.request_id is not None
+        self.waiting.append(request)
+        return request.request_id
+
+    def cancel(self, request_id: str) -> bool:
+        """Drop a request that waits."""
+        before = len(self.waiting)
+        self.waiting = deque(request for request in self.waiting if request.request_id != request_id)
+        return len(self.waiting) < before
+
+    def step(self) -> list[Output]:
+        """Answer one batch."""
+        count = min(len(self.waiting), self.config.max_batch_size)
+        return [self._echo(self.waiting.popleft()) for _ in range(count)]
+
+    def _echo(self, request: Request) -> Output:
+        assert request.request_id is not None
+        text = request.prompt or " ".join(message["content"] for message in request.messages or ())
+        tokens = tuple(request.prompt_token_ids or text.encode())
+        answer = tokens[: request.sampling.max_tokens]
+        usage = Usage(len(tokens), 0, len(answer))
+        reason: FinishReason = "stop" if len(answer) == len(tokens) else "length"
+        return Output(request.request_id, answer, text[: len(answer)], reason, usage, first_token_s=0.0)
+
+
+def echo_engine(config: EngineConfig) -> EchoEngine:
+    """For `loraq worker --engine echo`."""
+    return EchoEngine(config)

@@ -1,0 +1,285 @@
+"""From waiting jobs to outcomes: feeds the engine, bounds running times, and survives the engine's loss."""
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from engine import EngineError, Request, SamplingParams
+from schemas.common import ErrorCode, JobState
+from schemas.job import JobRequest
+from services import telemetry
+from services.worker.adapters import Adapters
+from services.worker.backlog import BASE_GROUP, Backlog
+from services.worker.bridge import EngineBridge
+from services.worker.jobs import Job, JobKey, Outcome, Phase, expired, failed
+from services.worker.protocol import Done, Finished, Refused
+
+TICK_S = 0.1
+_log = telemetry.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of a worker's engine. `capacity` is jobs handed to it at once: a batch, and some to follow at once."""
+
+    capacity: int
+    default_timeout_s: float
+    max_attempts: int
+    max_result_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Whom the runner asks and tells: mark jobs as started, take an outcome, take a job that is another worker's."""
+
+    start: Callable[[Sequence[Job]], Awaitable[dict[JobKey, int]]]
+    finish: Callable[[Outcome], None]
+    stale: Callable[[Job], None]
+
+
+class Runner:
+    """Owner of the jobs in the engine. A job that may have broken the engine spends its last attempt alone in it."""
+
+    def __init__(
+        self, limits: Limits, backlog: Backlog[Job], engine: EngineBridge, adapters: Adapters, desk: Desk
+    ) -> None:
+        self._limits = limits
+        self._backlog = backlog
+        self._engine = engine
+        self._adapters = adapters
+        self._desk = desk
+        self._running: dict[str, Job] = {}
+        self._starting = 0
+        self._suspects: deque[Job] = deque()
+        self._generation = 0
+        self._ids = itertools.count(1)
+        self._wake = asyncio.Event()
+        self._draining = False
+        self._left = asyncio.Event()
+
+    @property
+    def num_running(self) -> int:
+        """Jobs that the engine has, or is about to get."""
+        return len(self._running) + self._starting
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Queue jobs that were just taken."""
+        now = time.monotonic()
+        for job in jobs:
+            self._backlog.add(job, job.lane, job.group, now)
+        self._adapters.plan(now)
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Something changed that may let jobs start."""
+        self._wake.set()
+
+    async def drain(self) -> None:
+        """Start no more jobs, and wait until the engine has none."""
+        self._draining = True
+        while self.num_running:
+            self._left.clear()
+            await self._left.wait()
+
+    def _notify(self) -> None:
+        """There may be room for another job, or none left to wait for."""
+        self._wake.set()
+        self._left.set()
+
+    async def feed(self) -> None:
+        """Hand jobs to the engine as it has room, for ever."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while jobs := self._take():
+                await self._start(jobs)
+
+    def _take(self) -> list[Job]:
+        """What the engine can start now; suspects wait until it is empty, and have it for themselves."""
+        if not self._engine.ready or self._draining or any(job.alone for job in self._running.values()):
+            return []
+        if not self._suspects and (jobs := self._backlog.take(self._limits.capacity - len(self._running))):
+            for job in jobs:
+                self._adapters.use(job)
+            self._suspects.extend(job for job in jobs if job.alone)
+            if neighbours := [job for job in jobs if not job.alone]:
+                return neighbours
+        return [self._suspects.popleft()] if self._suspects and not self._running else []
+
+    async def _start(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            job.phase = Phase.RUNNING
+        generation, self._starting = self._generation, len(jobs)
+        started = await self._desk.start(jobs)
+        self._starting = 0
+        ready: list[Job] = []
+        for job in jobs:
+            if job.key in started:
+                job.attempts = started[job.key]
+                ready.append(job)
+            else:
+                self._adapters.leave(job)
+                self._not_started(job)
+        if generation == self._generation:
+            self._hand_over(ready)
+        else:
+            self._put_back(ready, "engine_lost")
+        self._left.set()
+
+    def _not_started(self, job: Job) -> None:
+        """Its deadline passed by the database's clock, or it is another worker's: the fenced write will tell."""
+        if job.request.deadline is not None:
+            self._desk.finish(expired(job))
+        else:
+            self._desk.stale(job)
+
+    def _hand_over(self, jobs: list[Job]) -> None:
+        now = time.monotonic()
+        requests: list[Request] = []
+        for job in jobs:
+            if job.phase is not Phase.RUNNING:
+                self._adapters.leave(job)
+                continue
+            job.started_at = now
+            request_id = f"{next(self._ids)}"
+            try:
+                requests.append(engine_request(job, request_id))
+            except EngineError as error:
+                self._end(job, failed(job, ErrorCode.INVALID_MESSAGE, str(error)))
+            else:
+                self._running[request_id] = job
+                telemetry.QUEUE_SECONDS.labels(lane=job.lane).observe(job.queue_s())
+        if requests:
+            self._engine.add(requests)
+
+    def _end(self, job: Job, outcome: Outcome) -> None:
+        self._adapters.leave(job)
+        self._desk.finish(outcome)
+
+    def done(self, message: Done) -> None:
+        """A step's results; those of jobs that were dropped meanwhile are ignored."""
+        for finished in message.finished:
+            if (job := self._running.pop(finished.request_id, None)) is not None:
+                self._end(job, self._outcome(job, finished))
+        for refused in message.refused:
+            if (job := self._running.pop(refused.request_id, None)) is not None:
+                self._refuse(job, refused)
+        self._notify()
+
+    def _outcome(self, job: Job, finished: Finished) -> Outcome:
+        num_bytes = len(finished.text.encode("utf-8", "replace"))
+        if num_bytes > self._limits.max_result_bytes:
+            bound = f"LORAQ_MAX_RESULT_BYTES, {self._limits.max_result_bytes}"
+            message = f"the output has {num_bytes} bytes, more than {bound}; ask for fewer tokens"
+            return failed(job, ErrorCode.RESULT_TOO_LARGE, message, finished)
+        return Outcome(job, JobState.SUCCEEDED, finished=finished)
+
+    def _refuse(self, job: Job, refused: Refused) -> None:
+        match refused.why:
+            case "prompt_too_long":
+                self._end(job, failed(job, ErrorCode.PROMPT_TOO_LONG, refused.reason))
+            case "invalid_request":
+                self._end(job, failed(job, ErrorCode.INVALID_MESSAGE, refused.reason))
+            case "unknown_adapter":
+                self._adapters.forget(job.group)
+                self._retry(job, refused.reason)
+            case "failed":
+                self._adapters.leave(job)
+                self._retry(job, refused.reason)
+
+    def _retry(self, job: Job, reason: str) -> None:
+        """Back to the backlog while attempts are left; the last one is spent alone."""
+        if job.attempts >= self._limits.max_attempts:
+            message = f"the engine failed on this job {job.attempts} times (LORAQ_MAX_ATTEMPTS): {reason}"
+            self._desk.finish(failed(job, ErrorCode.ENGINE_ERROR, message))
+        else:
+            self._put_back([job], "engine_failed")
+
+    def _put_back(self, jobs: Sequence[Job], reason: str) -> None:
+        now = time.monotonic()
+        for job in reversed(jobs):
+            if job.phase is not Phase.COMPLETING:
+                telemetry.JOBS_REQUEUED.labels(reason=reason).inc()
+                job.phase = Phase.WAITING
+                job.alone = 0 < job.attempts == self._limits.max_attempts - 1
+                self._backlog.put_back(job, job.lane, job.group, now)
+        self._adapters.plan(now)
+        self._notify()
+
+    def up(self) -> None:
+        """An engine is up, empty."""
+        self._adapters.plan(time.monotonic())
+        self._notify()
+
+    def lost(self, reason: str) -> None:
+        """The engine is gone with everything in it."""
+        self._generation += 1
+        self._adapters.lost()
+        jobs, self._running = list(self._running.values()), {}
+        suspects, self._suspects = list(self._suspects), deque()
+        self._put_back(suspects, "engine_lost")
+        for job in reversed(jobs):
+            self._retry(job, reason)
+
+    def drop(self, jobs: Iterable[Job]) -> None:
+        """Forget jobs that are not ours any more, wherever they are."""
+        jobs = list(jobs)
+        for job in jobs:
+            job.phase = Phase.COMPLETING
+        gone = {id(job) for job in jobs}
+        self._backlog.remove(lambda job: id(job) in gone)
+        self._drop_suspects(gone)
+        cancelled = [request_id for request_id, job in self._running.items() if id(job) in gone]
+        for request_id in cancelled:
+            self._adapters.leave(self._running.pop(request_id))
+        if cancelled:
+            self._engine.cancel(cancelled)
+            self._notify()
+
+    def _drop_suspects(self, gone: set[int]) -> None:
+        for job in [job for job in self._suspects if id(job) in gone]:
+            self._suspects.remove(job)
+            self._adapters.leave(job)
+
+    async def tick(self) -> None:
+        """Bound running times and waits for adapters, for ever."""
+        while True:
+            now = time.monotonic()
+            self._stop_late(now)
+            self._adapters.plan(now)
+            telemetry.BACKLOG_JOBS.set(len(self._backlog))
+            telemetry.RUNNING_JOBS.set(len(self._running))
+            await asyncio.sleep(TICK_S)
+
+    def _stop_late(self, now: float) -> None:
+        late = {request_id: job for request_id, job in self._running.items() if now > self._ends_at(job)}
+        if not late:
+            return
+        self._engine.cancel(late)
+        for request_id, job in late.items():
+            del self._running[request_id]
+            bound_ms = job.request.timeout_ms or round(self._limits.default_timeout_s * 1000)
+            self._end(job, failed(job, ErrorCode.TIMEOUT, f"the job ran longer than its {bound_ms} ms"))
+        self._notify()
+
+    def _ends_at(self, job: Job) -> float:
+        assert job.started_at is not None
+        timeout_ms = job.request.timeout_ms
+        return job.started_at + (self._limits.default_timeout_s if timeout_ms is None else timeout_ms / 1000)
+
+
+def engine_request(job: Job, request_id: str) -> Request:
+    """The engine's form of a job; raises its InvalidRequestError."""
+    request: JobRequest = job.request
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        prompt=request.prompt,
+        messages=None if request.messages is None else [message.model_dump() for message in request.messages],
+        adapter=None if job.group == BASE_GROUP else job.group,
+        sampling=SamplingParams(**request.sampling.model_dump() | {"stop": tuple(request.sampling.stop)}),
+        tenant=request.tenant,
+    )
