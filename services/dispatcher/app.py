@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import aiohttp
 
-from services.database import open_pool
+from services.database import listen, open_pool
 from services.dispatcher import housekeeping
 from services.dispatcher.connector import guarded_session
 from services.dispatcher.events import EventLoop
@@ -13,7 +13,7 @@ from services.dispatcher.outbox import Outbox
 from services.dispatcher.schedule import RetryPolicy
 from services.dispatcher.sender import Sender
 from services.dispatcher.slots import HostSlots
-from services.dispatcher.wakeup import listen
+from services.dispatcher.wakeup import CHANNEL
 from services.dispatcher.webhooks import WebhookLoop, WebhookTimes
 from services.lifecycle import Lifecycle
 from services.secrets import SecretBox
@@ -40,7 +40,7 @@ async def serve(life: Lifecycle, settings: Settings) -> None:
             events.wake.set()
 
         keep = timedelta(days=settings.outbox_retention_days)
-        life.background("listen", listen(database, wake, life.stop))
+        life.background("listen", listen(settings, CHANNEL, wake), endless=True)
         life.background("webhooks", webhooks.run(life.stop, life.health))
         life.background("events", events.run(life.stop, life.health))
         life.background("retention", _retention(outbox, keep, life))

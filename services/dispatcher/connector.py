@@ -8,7 +8,7 @@ between check and connection gains nothing. The URL keeps its host, so `Host` an
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
@@ -19,51 +19,62 @@ from services.dispatcher.guard import AddressGuard
 
 KEEP_ALIVE_S = 15.0
 
+Lookup = Callable[[str, socket.AddressFamily], list[str]]
+
 
 class GuardedResolver(AbstractResolver):
     """Resolves in threads of its own, so that names whose servers hang do not fill the loop's."""
 
-    def __init__(self, guard: AddressGuard, threads: int) -> None:
+    def __init__(self, guard: AddressGuard, threads: int, lookup: Lookup) -> None:
         self._guard = guard
+        self._lookup = lookup
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="webhook-dns")
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         """All addresses of `host`; raises AddressNotAllowedError if one is refused, OSError if there are none."""
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, _lookup, host, port, family)
-        for result in found:
-            self._guard.check(result["host"])
-        return found
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, self._lookup, host, family)
+        for address in found:
+            self._guard.check(address)
+        if not found:
+            raise OSError(f"{host} has no address")
+        return [_resolved(host, port, address) for address in found]
 
     async def close(self) -> None:
         """Let look-ups that hang end by themselves."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _lookup(host: str, port: int, family: socket.AddressFamily) -> list[ResolveResult]:
-    infos = socket.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
-    return [_result(host, port, socket.AddressFamily(found), proto, address) for found, _, proto, _, address in infos]
+def system_lookup(host: str, family: socket.AddressFamily) -> list[str]:
+    """All addresses of `host` as the system knows them, with their IPv6 zone if any; raises OSError if it fails."""
+    infos = socket.getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM)
+    return [_literal(address) for *_, address in infos]
 
 
-def _result(
-    host: str, port: int, family: socket.AddressFamily, proto: int, address: tuple[str | int | bytes, ...]
-) -> ResolveResult:
-    """The address with its IPv6 zone, if it has one, so that the guard sees it."""
-    literal = str(address[0])
-    if family == socket.AF_INET6 and address[3]:
-        literal += f"%{address[3]!r}"
+def _literal(address: tuple[str | int | bytes, ...]) -> str:
+    zone = address[3] if len(address) == 4 else 0
+    return str(address[0]) + (f"%{zone!r}" if zone else "")
+
+
+def _resolved(host: str, port: int, address: str) -> ResolveResult:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-    return ResolveResult(hostname=host, host=literal, port=port, family=family, proto=proto, flags=flags)
+    return ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=flags)
 
 
 @asynccontextmanager
 async def guarded_session(
-    guard: AddressGuard, *, concurrency: int, timeout_s: float, tls: ssl.SSLContext | None = None
+    guard: AddressGuard,
+    *,
+    concurrency: int,
+    timeout_s: float,
+    tls: ssl.SSLContext | None = None,
+    lookup: Lookup | None = None,
 ) -> AsyncIterator[aiohttp.ClientSession]:
     """A client session whose every connection passes `guard`; no cookies, no proxies, no decompression.
 
-    `tls` replaces the system's authorities.
+    `tls` replaces the system's certificate authorities, `lookup` its resolver.
     """
 
     def guarded_socket(info: aiohttp.AddrInfoType) -> socket.socket:
@@ -71,7 +82,7 @@ async def guarded_session(
         guard.check(str(address[0]))
         return socket.socket(family, kind, proto)
 
-    resolver = GuardedResolver(guard, threads=concurrency)
+    resolver = GuardedResolver(guard, concurrency, lookup or system_lookup)
     connector = aiohttp.TCPConnector(
         resolver=resolver,
         socket_factory=guarded_socket,

@@ -5,6 +5,7 @@ carried inside an IPv6 one, both are checked.
 """
 
 import ipaddress
+import re
 import socket
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
@@ -49,6 +50,7 @@ DENIED: tuple[Network, ...] = tuple(
         "8000::/1",  # not assigned, unique local, link-local, site-local, multicast
     )
 )
+HOST_NAME = re.compile(r"[a-z0-9_](?:[a-z0-9._-]*[a-z0-9_])?")
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 # Ports of services that take a line of text for a command; a webhook to one is an attack on somebody.
@@ -99,13 +101,13 @@ class AddressGuard:
             return Unsendable("the URL must not hold a user name or password")
         if url.port in BAD_PORTS:
             return Unsendable(f"port {url.port} is not one for webhooks")
-        return None if self._may_be_name(url.raw_host.rstrip(".")) else NotAllowed()
+        return self._refuse_host(url.raw_host.rstrip("."))
 
-    def _may_be_name(self, host: str) -> bool:
-        """True for a name, and for a literal address that is allowed; other ways to write a number are refused."""
+    def _refuse_host(self, host: str) -> Unsendable | NotAllowed | None:
+        """Literal addresses are checked, other ways to write a number refused; names are resolved later."""
         if ":" in host or "%" in host or _reads_as_number(host):
-            return self.allows(host)
-        return bool(host)
+            return None if self.allows(host) else NotAllowed()
+        return None if HOST_NAME.fullmatch(host) else Unsendable("the URL's host is not a host name")
 
 
 def parse_url(target: str) -> URL | Unsendable:

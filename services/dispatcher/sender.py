@@ -1,6 +1,7 @@
 """One attempt: a signed POST to the guarded address, and what came of it. Never raises for what a receiver does."""
 
 import asyncio
+import os
 from datetime import datetime
 from importlib.metadata import version
 
@@ -78,8 +79,13 @@ def explain(error: aiohttp.ClientError | OSError | ValueError, timeout_s: float)
         case aiohttp.ClientConnectorDNSError():
             return Unreachable("the host name could not be resolved")
         case aiohttp.ClientConnectorError():
-            return Unreachable(f"could not connect: {error.strerror or 'no route'}")
+            return Unreachable(f"could not connect: {_cause(error.os_error)}")
         case aiohttp.ServerDisconnectedError() | ConnectionError():
             return Unreachable("the connection was closed before an answer")
         case _:
             return Unreachable("the answer is not valid HTTP")
+
+
+def _cause(error: OSError) -> str:
+    """The system's words for the number; the error's own text would name the address that was tried."""
+    return os.strerror(error.errno) if error.errno else "no address answered"
