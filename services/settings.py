@@ -99,6 +99,7 @@ class Settings(BaseSettings):
     drain_s: Positive = Field(20.0, description="Grace for running jobs after SIGTERM, seconds.")
     max_result_bytes: int = Field(1 * MIB, ge=1024, description="Largest output text, bytes of UTF-8.")
     require_signed_jobs: bool = Field(False, description="Refuse records without a valid loraq-signature header.")
+    producer_key: SecretStr | None = Field(None, description="A tenant's producer key: signs the jobs it submits.")
 
     secret_key: SecretStr | None = Field(None, description="32 bytes, base64: encrypts tenants' secrets at rest.")
     webhook_allow_networks: tuple[str, ...] = Field(

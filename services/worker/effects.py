@@ -2,8 +2,6 @@
 
 import json
 import math
-import secrets
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +11,7 @@ from uuid import UUID
 from schemas.common import MAX_INLINE_OUTPUT_BYTES, FinishReason, JobState
 from schemas.events import CloudEvent, JobOutcome, TerminalEventType, Timings, Usage, WebhookBody
 from services.database import storable
+from services.identifiers import uuid7
 from services.worker.jobs import Job, Outcome
 from services.worker.protocol import Finished
 
@@ -53,13 +52,6 @@ class Used:
     cached_tokens: int = 0
     completion_tokens: int = 0
     wasted_tokens: int = 0
-
-
-def uuid7(now_ms: int | None = None) -> UUID:
-    """A random UUIDv7 (RFC 9562); `now_ms` is milliseconds since 1970."""
-    timestamp = (time.time_ns() // 1_000_000 if now_ms is None else now_ms) & (2**48 - 1)
-    rand_a, rand_b = secrets.randbits(12), secrets.randbits(62)
-    return UUID(int=timestamp << 80 | 0x7 << 76 | rand_a << 64 | 0b10 << 62 | rand_b)
 
 
 def completion(

@@ -1,6 +1,5 @@
 """From a Kafka record to a valid job or a rejection that names what is wrong. Pure."""
 
-import hashlib
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,11 +9,11 @@ from pydantic import ValidationError
 from schemas.common import ErrorCode, Lane
 from schemas.identity import derived_job_id, fingerprint
 from schemas.job import JobRequest
+from services.signing import SIGNATURE_HEADER, signature
 from services.telemetry import TRACEPARENT_HEADER
 from services.worker.jobs import Candidate, JobKey, Record, Rejection
 from services.worker.ledger import Partition, Place
 
-SIGNATURE_HEADER = "loraq-signature"
 MAX_SHOWN_INPUT = 80
 
 
@@ -24,11 +23,6 @@ class TenantKey:
 
     key: bytes
     disabled: bool
-
-
-def signature(key: bytes, value: bytes) -> str:
-    """HMAC-SHA256 of a record's value, in hex."""
-    return hmac.new(key, value, hashlib.sha256).hexdigest()
 
 
 def record_of(message: object, lanes: Mapping[str, Lane]) -> Record:

@@ -29,13 +29,6 @@ order by tenant, job_id
 for update of jobs
 """
 
-ENDPOINTS = """
-select tenant, name, url
-from unnest($1::text[], $2::text[]) as sent (tenant, name)
-join loraq.webhook_endpoints using (tenant, name)
-where disabled_at is null
-"""
-
 INSERT_JOBS = """
 insert into loraq.jobs
     (tenant, job_id, pool, adapter, adapter_version, lane, state, accepted_on, accepted_at, worker, metadata, fence,

@@ -12,6 +12,7 @@ from schemas.common import TERMINAL_STATES, AdapterStatus, ErrorCode, JobState
 from schemas.events import JobError
 from services.database import Connection, Pool, storable, transaction
 from services.registry.adapters import AdapterVersion, resolve
+from services.registry.endpoints import resolve_endpoints
 from services.worker import statements as sql
 from services.worker.effects import Completion, Used, logprobs_json, usage_by_adapter
 from services.worker.jobs import Candidate, Grant, Job, JobKey
@@ -277,8 +278,7 @@ async def _look_up(connection: Connection, candidates: Sequence[Candidate], refs
         if (webhook := candidate.request.webhook) is not None and webhook.endpoint is not None
     }
     adapters = await resolve(connection, wanted) if wanted else {}
-    rows = await connection.fetch(sql.ENDPOINTS, *_columns(endpoints, 2)) if endpoints else []
-    return Means(adapters, {(row["tenant"], row["name"]): row["url"] for row in rows})
+    return Means(adapters, await resolve_endpoints(connection, endpoints) if endpoints else {})
 
 
 def _adapter_doom(candidate: Candidate, ref: str | None, adapter: AdapterVersion | None) -> JobError | None:

@@ -1,0 +1,121 @@
+"""The Python client that produces jobs. Any other Kafka client can do the same: see docs/reference.
+
+async with JobProducer.from_settings(settings) as producer:
+    receipt = await producer.send(JobRequest(tenant="acme", adapter="support-tone", prompt="…"))
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from aiokafka.errors import KafkaError
+from opentelemetry.trace import SpanKind
+
+from schemas.common import Lane
+from schemas.job import JobRequest
+from services import kafka, telemetry
+from services.identifiers import uuid7
+from services.settings import Settings
+from services.signing import SIGNATURE_HEADER, signature
+
+MAX_IN_FLIGHT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Where the broker put a job: from here on it is not lost."""
+
+    job_id: UUID
+    topic: str
+    partition: int
+    offset: int
+
+
+def record_key(request: JobRequest) -> bytes | None:
+    """`tenant/adapter` without version, so that an adapter's jobs meet one worker; None for the base model."""
+    if request.adapter is None:
+        return None
+    return f"{request.tenant}/{request.adapter.split('@')[0]}".encode()
+
+
+class JobProducer:
+    """Validates, keys, partitions (murmur2), signs where it has a key, and waits for the broker's acknowledgement."""
+
+    def __init__(self, settings: Settings, client: Any, producer_key: str | None = None) -> None:
+        self._settings = settings
+        self._client = client
+        self._producer_key = producer_key.encode() if producer_key else None
+
+    @classmethod
+    @asynccontextmanager
+    async def from_settings(cls, settings: Settings) -> AsyncIterator["JobProducer"]:
+        """A connected producer; raises RetryableError or ConfigError when no broker can be used.
+
+        With LORAQ_PRODUCER_KEY every job is signed, so all of them must be that tenant's.
+        """
+        client = kafka.producer(settings, client_id="loraq-producer")
+        key = settings.producer_key
+        try:
+            with kafka.errors_translated(settings):
+                await client.start()
+            yield cls(settings, client, key.get_secret_value() if key else None)
+        finally:
+            await client.stop()
+
+    async def send(self, request: JobRequest, lane: Lane = Lane.STANDARD) -> Receipt:
+        """Produce one job; a request without job_id gets one. Returns once every in-sync replica has it.
+
+        Raises InputError if the record is too large, RetryableError if the broker did not take it. The job may then
+        have been taken all the same: send it again under the same job_id.
+        """
+        request = with_job_id(request)
+        topic = self._settings.jobs_topic(lane)
+        value = request.model_dump_json(exclude_defaults=True).encode()
+        with telemetry.tracer().start_as_current_span(
+            telemetry.send_span_name(topic), kind=SpanKind.PRODUCER, attributes=_attributes(request, topic)
+        ):
+            headers = self._headers(value)
+            try:
+                sent = await self._client.send_and_wait(topic, value, key=record_key(request), headers=headers)
+            except (KafkaError, OSError) as error:
+                raise kafka.translated(error, self._settings) from error
+        telemetry.MESSAGES_SENT.labels(destination=topic).inc()
+        assert request.job_id is not None
+        return Receipt(request.job_id, sent.topic, sent.partition, sent.offset)
+
+    async def send_all(self, requests: Sequence[JobRequest], lane: Lane = Lane.STANDARD) -> list[Receipt]:
+        """Produce many jobs, many at a time; receipts come in the order of the requests."""
+        receipts: list[Receipt] = []
+        for start in range(0, len(requests), MAX_IN_FLIGHT):
+            part = requests[start : start + MAX_IN_FLIGHT]
+            receipts += await asyncio.gather(*(self.send(request, lane) for request in part))
+        return receipts
+
+    def _headers(self, value: bytes) -> list[tuple[str, bytes]]:
+        headers: list[tuple[str, bytes]] = []
+        if (traceparent := telemetry.current_traceparent()) is not None:
+            headers.append((telemetry.TRACEPARENT_HEADER, traceparent.encode()))
+        if self._producer_key is not None:
+            headers.append((SIGNATURE_HEADER, signature(self._producer_key, value).encode()))
+        return headers
+
+
+def with_job_id(request: JobRequest) -> JobRequest:
+    """The request itself, or with a fresh UUIDv7 if it has no job_id."""
+    return request if request.job_id is not None else request.model_copy(update={"job_id": uuid7()})
+
+
+def _attributes(request: JobRequest, topic: str) -> dict[str, str]:
+    attributes = {
+        telemetry.MESSAGING_SYSTEM: "kafka",
+        telemetry.MESSAGING_OPERATION_NAME: "send",
+        telemetry.MESSAGING_OPERATION_TYPE: "send",
+        telemetry.MESSAGING_DESTINATION_NAME: topic,
+        telemetry.TENANT: request.tenant,
+        telemetry.JOB_ID: str(request.job_id),
+    }
+    key = record_key(request)
+    return attributes | ({telemetry.MESSAGING_KAFKA_MESSAGE_KEY: key.decode()} if key else {})
