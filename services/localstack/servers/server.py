@@ -74,7 +74,8 @@ class Server(ABC):
         """Files outside `directory` that the server makes; removed when it has stopped, and before it starts."""
         return []
 
-    def _discard_leftovers(self) -> None:
+    def discard_leftovers(self) -> None:
+        """Remove them; only when the server does not run."""
         for path in self.leftovers():
             path.unlink(missing_ok=True)
 
@@ -99,7 +100,7 @@ class Server(ABC):
             if not is_free(port):
                 raise ConfigError(f"{self.name} cannot listen on 127.0.0.1:{port}: another process has that port")
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        self._discard_leftovers()
+        self.discard_leftovers()
         self.prepare()
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -115,15 +116,17 @@ class Server(ABC):
     def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Wait until it serves. Raises ServerError when it ends or the time is over; it does not run then."""
         give_up_at = time.monotonic() + timeout_s
-        while not self.is_ready():
-            if self.pid is None:
-                raise ServerError(
-                    f"{self.name} ended with status {self.exit_status} while starting; {self._log_tail()}"
-                )
+        while not self.check_ready():
             if time.monotonic() > give_up_at:
                 self.kill()
                 raise ServerError(f"{self.name} was not ready after {timeout_s:g} s; {self._log_tail()}")
             time.sleep(POLL_S)
+
+    def check_ready(self) -> bool:
+        """Whether it serves now. Raises ServerError with the end of its log when it has ended instead."""
+        if self.pid is None:
+            raise ServerError(f"{self.name} ended with status {self.exit_status} at its start; {self._log_tail()}")
+        return self.is_ready()
 
     def stop(self) -> None:
         """Stop it and wait until it is gone. Does nothing when it does not run."""
@@ -135,7 +138,7 @@ class Server(ABC):
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._discard_leftovers()
+        self.discard_leftovers()
 
     def kill(self) -> None:
         """End it as a crash would (SIGKILL) and wait until it is gone."""

@@ -1,0 +1,84 @@
+"""`loraq up` and `loraq down`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from services.localstack.config import ServerName
+from services.localstack.stack import Stack
+from services.settings import default_cache_dir
+
+DEFAULT_DIR = Path(".loraq")
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+directory_option: Decorator = click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_DIR,
+    show_default=True,
+    help="Where the stack keeps data, logs and settings.",
+)
+
+
+def port_option(server: ServerName) -> Decorator:
+    """`--<server>-port`."""
+    text = f"Port of {server}; a free one unless given. It is kept for later."
+    return click.option(f"--{server}-port", type=click.IntRange(1, 65535), help=text)
+
+
+@click.command()
+@directory_option
+@port_option("broker")
+@port_option("postgres")
+@port_option("s3")
+@click.option(
+    "--base-model",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    envvar="LORAQ_BASE_MODEL",
+    help="Hugging Face directory of a Llama-family model, in place of the embedded SmolLM2.",
+)
+@click.option(
+    "--cache-dir",
+    type=click.Path(path_type=Path),
+    envvar="LORAQ_CACHE_DIR",
+    default=default_cache_dir,
+    show_default="~/.cache/loraq",
+    help="Where the embedded base model is converted to.",
+)
+@click.option("--lifetime-of", type=int, metavar="PID", help="End the stack when the process with this id ends.")
+@click.option("--foreground", is_flag=True, help="Stay, and end the stack on Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print the stack's settings as one JSON object on stdout.")
+def up(broker_port: int | None, postgres_port: int | None, s3_port: int | None, **options: Any) -> None:
+    """Start the embedded stack: a Kafka-compatible broker, PostgreSQL and an S3-compatible store.
+
+    Makes the schema, the topics, the bucket and the base model as well, and writes how to reach all of it to
+    DIR/stack.env. Typed again, it starts what has ended and changes nothing else.
+    """
+    from services.localstack.up import UpOptions, run_up  # here, since `loraq down` need not wait for its imports
+
+    wanted: dict[ServerName, int | None] = {"broker": broker_port, "postgres": postgres_port, "s3": s3_port}
+    ports = {server: port for server, port in wanted.items() if port is not None}
+    run_up(UpOptions(ports=ports, **options))
+
+
+@click.command()
+@directory_option
+@click.option("--delete", is_flag=True, help="Delete the directory with all data as well.")
+def down(directory: Path, delete: bool) -> None:
+    """End the embedded stack.
+
+    Postgres and S3 keep their data for the next `loraq up`; the broker's records are gone.
+    """
+    stack = Stack(directory)
+    if not directory.is_dir():
+        click.echo(f"There is no stack in {directory}.", err=True)
+        return
+    with stack.files.exclusively():
+        ended = stack.take_down()
+        click.echo("The stack is down." if ended else f"No stack was running in {directory}.", err=True)
+        if delete:
+            stack.files.delete()
+            click.echo(f"Deleted {directory}.", err=True)

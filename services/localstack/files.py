@@ -1,0 +1,100 @@
+"""Where the stack keeps what in its directory, and how its files are written.
+
+stack.json        ports and generated secrets: made once, kept                  (mode 600)
+stack.env         the LORAQ_ settings of everything that uses the stack         (mode 600)
+running.json      what the supervisor owns now
+supervisor.lock   held by the supervisor as long as it lives; its process id is inside
+lock              held by `loraq up` and `loraq down` while they work
+data/  logs/      one entry per server
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from services.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class StackFiles:
+    """Paths inside the stack's directory."""
+
+    directory: Path
+
+    @property
+    def config(self) -> Path:
+        """Ports and secrets."""
+        return self.directory / "stack.json"
+
+    @property
+    def env(self) -> Path:
+        """Settings for other processes."""
+        return self.directory / "stack.env"
+
+    @property
+    def running(self) -> Path:
+        """What the supervisor owns now."""
+        return self.directory / "running.json"
+
+    @property
+    def supervisor_lock(self) -> Path:
+        """Locked by the living supervisor."""
+        return self.directory / "supervisor.lock"
+
+    def data(self, server: str) -> Path:
+        """Data directory of a server."""
+        return self.directory / "data" / server
+
+    def log(self, process: str) -> Path:
+        """Log file of a server or of the supervisor."""
+        return self.directory / "logs" / f"{process}.log"
+
+    def create(self) -> None:
+        """Make the directory, closed to others and ignored by git. Raises ConfigError if that is impossible."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            (self.directory / "logs").mkdir(exist_ok=True)
+            (self.directory / "data").mkdir(exist_ok=True)
+            (self.directory / ".gitignore").write_text("*\n")
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write to {self.directory}: {error.strerror}; choose another directory with --dir"
+            ) from error
+
+    def delete(self) -> None:
+        """Remove what the stack has made. Raises ConfigError for a directory that holds no stack."""
+        if not self.config.exists():
+            raise ConfigError(f"{self.directory} holds no stack (no {self.config.name}); it was not deleted")
+        shutil.rmtree(self.directory)
+
+    @contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """Keep out every other `loraq up` and `loraq down` of this directory; waits for one that is at work."""
+        with (self.directory / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def try_lock(path: Path) -> IO[str] | None:
+    """The locked file, to be held open; None while another process holds it."""
+    file = path.open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file in one step; only its owner may read it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    os.replace(temporary, path)

@@ -1,0 +1,84 @@
+"""running.json: what the supervisor owns, for `loraq up` and `loraq down` to read."""
+
+import time
+from typing import Literal
+
+import psutil
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from services.localstack.files import StackFiles, try_lock, write_whole
+
+POLL_S = 0.02
+
+
+class RunningServer(BaseModel):
+    """One server. `started_at` tells its process from another one that took over its id."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    state: Literal["starting", "ready", "dead"]
+    port: int
+    pid: int | None = None
+    started_at: float | None = None
+    problem: str | None = None
+
+
+class Running(BaseModel):
+    """All servers, and how often the supervisor was asked to start dead ones again."""
+
+    model_config = ConfigDict(frozen=True)
+
+    servers: tuple[RunningServer, ...] = ()
+    repairs: int = 0
+    settled: bool = False
+
+    @property
+    def dead(self) -> tuple[RunningServer, ...]:
+        """Servers that ended by themselves."""
+        return tuple(server for server in self.servers if server.state == "dead")
+
+
+def read_running(files: StackFiles) -> Running:
+    """What the supervisor wrote last; empty if there is nothing, or nothing legible."""
+    try:
+        return Running.model_validate_json(files.running.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return Running()
+
+
+def write_running(files: StackFiles, running: Running) -> None:
+    """Replace what is known about the servers."""
+    write_whole(files.running, running.model_dump_json(indent=2) + "\n")
+
+
+def supervisor_pid(files: StackFiles) -> int | None:
+    """Process id of the living supervisor. Its lock tells, not the id: an id in a file may be anyone's by now."""
+    if not files.supervisor_lock.exists():
+        return None
+    lock = try_lock(files.supervisor_lock)
+    if lock is not None:
+        lock.close()
+        return None
+    return int(files.supervisor_lock.read_text())
+
+
+def started_at(pid: int) -> float | None:
+    """When the process began, seconds since the epoch; None if it does not live, even if nobody has reaped it yet."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.NoSuchProcess:
+        return None
+
+
+def end_orphans(files: StackFiles) -> list[str]:
+    """End servers whose supervisor is gone; returns their names. On Linux the kernel has done so already."""
+    ended = []
+    for server in read_running(files).servers:
+        if server.pid is not None and server.started_at == started_at(server.pid):
+            psutil.Process(server.pid).kill()
+            while started_at(server.pid) is not None:
+                time.sleep(POLL_S)
+            ended.append(server.name)
+    return ended

@@ -1,0 +1,182 @@
+"""The one process that owns the three servers.
+
+`python -m services.localstack.supervisor DIRECTORY PID…` starts them, and ends them when one of the given processes
+ends: its starter, and perhaps another one. SIGUSR1 says that the starter has done its work and may go.
+
+It starts no server again by itself: one that dies is logged and shown in running.json. SIGHUP starts the dead ones
+again; SIGTERM and SIGINT end all. If the supervisor is killed, the kernel ends the servers.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from services.errors import ServiceError
+from services.localstack.config import read_config, servers
+from services.localstack.files import StackFiles, try_lock
+from services.localstack.running import Running, RunningServer, started_at, write_running
+from services.localstack.servers import Server
+
+TICK_S = 0.1
+START_TIMEOUT_S = 60.0
+LOCK_TIMEOUT_S = 1.0
+
+
+class Supervisor:
+    """Starts, watches and ends the servers, and keeps running.json true."""
+
+    def __init__(self, files: StackFiles, stack: Sequence[Server], lifetimes: Sequence[int]) -> None:
+        self._files = files
+        self._stack = stack
+        self._shown = {server.name: _shown(server, "starting") for server in stack}
+        self._lifetimes = {pid: started_at(pid) for pid in lifetimes}
+        self._starter = lifetimes[0]
+        self._told_to_end: str | None = None
+        self._repairs_wanted = 0
+        self._repairs_done = 0
+
+    def run(self) -> int:
+        """Until told to end, or until the first start fails; returns the exit status."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, self._on_signal)
+        try:
+            self._start(self._stack)
+            self._publish(settled=True)
+            if any(shown.state == "dead" for shown in self._shown.values()):
+                return 1
+            self._watch()
+        finally:
+            self._end()
+        return 0
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self._repairs_wanted += 1
+        elif number == signal.SIGUSR1:
+            self._lifetimes.pop(self._starter, None)
+        else:
+            self._told_to_end = signal.Signals(number).name
+
+    def _watch(self) -> None:
+        while not self._must_end():
+            self._note_deaths()
+            if self._repairs_wanted > self._repairs_done:
+                self._repair()
+            time.sleep(TICK_S)
+
+    def _must_end(self) -> bool:
+        for pid, began in list(self._lifetimes.items()):
+            if began is None or started_at(pid) != began:
+                self._told_to_end = f"the end of process {pid}"
+        return self._told_to_end is not None
+
+    def _start(self, stack: Sequence[Server]) -> None:
+        """Start the servers side by side and wait until each is ready, has failed, or the supervisor must end."""
+        waiting = {server.name: server for server in stack if self._launch(server)}
+        self._publish()
+        give_up_at = time.monotonic() + START_TIMEOUT_S
+        while waiting and not self._must_end():
+            for server in list(waiting.values()):
+                if self._is_settled(server, give_up_at):
+                    del waiting[server.name]
+                    self._publish()
+            time.sleep(TICK_S)
+
+    def _launch(self, server: Server) -> bool:
+        try:
+            server.launch()
+        except (ServiceError, OSError) as error:
+            self._show(server, "dead", str(error))
+            return False
+        self._show(server, "starting")
+        return True
+
+    def _is_settled(self, server: Server, give_up_at: float) -> bool:
+        try:
+            if server.check_ready():
+                self._show(server, "ready")
+            elif time.monotonic() > give_up_at:
+                server.kill()
+                self._show(server, "dead", f"{server.name} was not ready after {START_TIMEOUT_S:g} s, see {server.log}")
+        except ServiceError as error:
+            self._show(server, "dead", str(error))
+        return self._shown[server.name].state != "starting"
+
+    def _note_deaths(self) -> None:
+        for server in self._stack:
+            if server.pid is None and self._shown[server.name].state == "ready":
+                self._show(server, "dead", f"{server.name} ended with status {server.exit_status}, see {server.log}")
+                self._publish(settled=True)
+
+    def _repair(self) -> None:
+        self._repairs_done = self._repairs_wanted
+        self._start([server for server in self._stack if server.pid is None])
+        self._publish(settled=True)
+
+    def _end(self) -> None:
+        say(f"Ending on {self._told_to_end or 'a failed start'}")
+        for server in self._stack:
+            server.stop()
+        if self._told_to_end is not None:
+            self._files.running.unlink(missing_ok=True)
+
+    def _show(self, server: Server, state: str, problem: str | None = None) -> None:
+        self._shown[server.name] = _shown(server, state, problem)
+        say(problem or f"{server.name} is {state} on port {server.port}")
+
+    def _publish(self, *, settled: bool = False) -> None:
+        shown = tuple(self._shown.values())
+        write_running(self._files, Running(servers=shown, repairs=self._repairs_done, settled=settled))
+
+
+def _shown(server: Server, state: str, problem: str | None = None) -> RunningServer:
+    began = started_at(server.pid) if server.pid is not None else None
+    return RunningServer.model_validate(
+        {
+            "name": server.name,
+            "state": state,
+            "port": server.port,
+            "pid": server.pid,
+            "started_at": began,
+            "problem": problem,
+        }
+    )
+
+
+def say(sentence: str) -> None:
+    """A line in the supervisor's log, which is its stderr."""
+    print(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {sentence}", file=sys.stderr, flush=True)  # noqa: T201  # its log
+
+
+def _lock(files: StackFiles) -> IO[str] | None:
+    """Whoever asks whether a supervisor lives holds the lock for an instant."""
+    give_up_at = time.monotonic() + LOCK_TIMEOUT_S
+    while (lock := try_lock(files.supervisor_lock)) is None and time.monotonic() < give_up_at:
+        time.sleep(TICK_S)
+    return lock
+
+
+def main(directory: Path, lifetimes: Sequence[int]) -> int:
+    """Run the supervisor of the stack in `directory`; at most one runs."""
+    files = StackFiles(directory)
+    lock = _lock(files)
+    if lock is None:
+        say("Another supervisor owns this stack")
+        return 1
+    with lock:
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        config = read_config(files)
+        assert config is not None, "`loraq up` writes the configuration first"
+        return Supervisor(files, servers(config, files), lifetimes).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), [int(pid) for pid in sys.argv[2:]]))

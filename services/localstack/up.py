@@ -1,0 +1,136 @@
+"""The steps of `loraq up`, in order."""
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+from services.basemodel import ensure_base_model
+from services.errors import ConfigError
+from services.localstack.config import ServerName, StackConfig
+from services.localstack.display import Steps, show_servers, show_summary
+from services.localstack.prepare import ensure_schema, ensure_topics_and_bucket, stack_settings, write_env
+from services.localstack.running import read_running
+from services.localstack.servers import ServerError
+from services.localstack.stack import Outcome, Stack
+
+WATCH_S = 0.2
+
+
+@dataclass(frozen=True)
+class UpOptions:
+    """What `loraq up` was asked for."""
+
+    directory: Path
+    ports: dict[ServerName, int]
+    base_model: Path | None
+    cache_dir: Path
+    lifetime_of: int | None = None
+    foreground: bool = False
+    as_json: bool = False
+
+
+def run_up(options: UpOptions) -> None:
+    """Bring the stack up; with `foreground`, stay until it ends or a signal comes.
+
+    If a step fails, a stack that this call started is ended again; one that ran before goes on.
+    """
+    console = Console(stderr=True)
+    stack = Stack(options.directory)
+    stack.files.create()
+    with _sigterm_interrupts():
+        with stack.files.exclusively():
+            _check_foreground(stack, options)
+            try:
+                config, outcome, base_model = _bring_up(stack, options, console)
+            except BaseException:
+                stack.abandon()
+                raise
+            if not options.foreground:
+                stack.let_go()
+        show_summary(console, stack.files, config, outcome, base_model)
+        if options.as_json:
+            click.echo(json.dumps(config.environment(base_model)))
+        if options.foreground:
+            _stay(stack, console)
+
+
+def _check_foreground(stack: Stack, options: UpOptions) -> None:
+    if options.foreground and stack.supervisor is not None:
+        raise ConfigError(f"the stack in {options.directory} runs in the background: `loraq down` first")
+
+
+def _bring_up(stack: Stack, options: UpOptions, console: Console) -> tuple[StackConfig, Outcome, Path]:
+    config = stack.configure(options.ports)
+    with Steps(console) as steps, ThreadPoolExecutor(1) as thread:
+        # The servers mostly wait while they start; the conversion mostly computes.
+        converting = thread.submit(_base_model, options, steps)
+        outcome = stack.bring_up(lambda running: show_servers(running, steps), options.lifetime_of)
+        show_servers(read_running(stack.files), steps)
+        steps.now("schema", "migrating")
+        steps.done("schema", f"version {ensure_schema(config, stack.files)}")
+        base_model = converting.result()
+        _topics_and_bucket(config, base_model, steps)
+        write_env(config, stack.files, base_model)
+    return config, outcome, base_model
+
+
+def _base_model(options: UpOptions, steps: Steps) -> Path:
+    def show(doing: str, fraction: float) -> None:
+        steps.now("base model", f"{doing} {fraction:.0%}")
+
+    given = options.base_model
+    model = given.absolute() if given is not None else ensure_base_model(options.cache_dir.absolute(), show)
+    steps.done("base model", escape(str(model)))
+    return model
+
+
+def _topics_and_bucket(config: StackConfig, base_model: Path, steps: Steps) -> None:
+    steps.now("topics", "making topics and bucket")
+    settings = stack_settings(config, base_model)
+    made = ensure_topics_and_bucket(settings)
+    steps.done("topics", f"{len(made)} made" if made else "all there")
+    steps.done("bucket", settings.s3_bucket)
+
+
+def _stay(stack: Stack, console: Console) -> None:
+    console.print("Ctrl-C ends it.")
+    dead: set[str] = set()
+    try:
+        while stack.supervisor is not None:
+            for server in read_running(stack.files).dead:
+                if server.name not in dead:
+                    console.print(f"[red]{escape(server.problem or server.name)}[/]", highlight=False)
+                    dead.add(server.name)
+            time.sleep(WATCH_S)
+    except KeyboardInterrupt:
+        console.print("Ending the stack.")
+        with stack.files.exclusively():
+            stack.take_down()
+        return
+    if stack.files.running.exists():
+        raise ServerError(f"the stack's supervisor was killed; see {stack.files.log('supervisor')}")
+    console.print("The stack was ended by `loraq down`.")
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does, so that it cleans up."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
