@@ -24,6 +24,7 @@ from botocore.exceptions import (
     ResponseStreamingError,
     SSLError,
 )
+from botocore.exceptions import ConnectionError as UnreachableError
 
 from services.errors import ConfigError, PermanentError, RetryableError, ServiceError
 from services.settings import MIB, Settings
@@ -253,7 +254,8 @@ CLIENT_ERRORS: tuple[tuple[type[Exception], type[ServiceError]], ...] = (
     (PartialCredentialsError, ConfigError),
     (CredentialRetrievalError, RetryableError),
     (SSLError, ConfigError),
-    (HTTPClientError, RetryableError),  # refused, reset, timed out, name not found
+    (UnreachableError, RetryableError),  # refused, name not found, not connected in time
+    (HTTPClientError, RetryableError),  # reset, no answer in time
     (IncompleteReadError, RetryableError),
     (ResponseStreamingError, RetryableError),
     (BotoCoreError, PermanentError),  # a malformed request or setting
@@ -263,6 +265,7 @@ CODES: dict[str, type[ServiceError]] = {
     "NoSuchKey": MissingObjectError,
     "NoSuchBucket": ConfigError,
     "InvalidBucketName": ConfigError,
+    "ExpiredToken": RetryableError,
     "RequestTimeout": RetryableError,
     "SlowDown": RetryableError,
 }
