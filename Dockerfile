@@ -13,9 +13,9 @@ COPY migrations migrations
 RUN uv pip install --no-cache --python /opt/loraq/bin/python --no-deps .
 
 FROM python:3.13.14-slim
-# Triton compiles its launchers at run time.
+# The C++ kernels for this CPU and Triton's launchers are compiled at run time, into the cache.
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && apt-get install --yes --no-install-recommends g++ libc6-dev \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --system --uid 10001 --no-create-home --home-dir /nonexistent loraq \
     && install --directory --owner=loraq /var/cache/loraq
@@ -23,6 +23,7 @@ COPY --from=build /opt/loraq /opt/loraq
 ENV PATH=/opt/loraq/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
+    XDG_CACHE_HOME=/var/cache \
     TRITON_CACHE_DIR=/var/cache/loraq/triton \
     LORAQ_CACHE_DIR=/var/cache/loraq \
     LORAQ_HTTP_HOST=0.0.0.0 \

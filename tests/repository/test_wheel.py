@@ -31,7 +31,7 @@ def test_the_wheel_holds_every_module_and_data_file(wheel: Path) -> None:
     held = set(zipfile.ZipFile(wheel).namelist())
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*"):
-            if path.suffix in {".py", ".sql", ".mako", ".json", ".cpp", ".typed"}:
+            if path.suffix in {".py", ".sql", ".mako", ".json", ".cpp", ".h", ".typed"}:
                 assert path.relative_to(ROOT).as_posix() in held
 
 
