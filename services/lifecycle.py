@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -247,8 +248,8 @@ async def serve_health(life: Lifecycle, process: str, settings: Settings) -> Asy
     app = web.Application()
     app.add_routes(
         [
-            web.get("/healthz", lambda request: _healthz(life, process)),
-            web.get("/readyz", lambda request: _readyz(life, process)),
+            web.get("/healthz", partial(_healthz, life, process)),
+            web.get("/readyz", partial(_readyz, life, process)),
             web.get("/metrics", _metrics),
         ]
     )
@@ -280,7 +281,7 @@ def _write_whole(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-async def _healthz(life: Lifecycle, process: str) -> web.Response:
+async def _healthz(life: Lifecycle, process: str, _request: web.Request) -> web.Response:
     """A loop that does not turn does not answer either: the prober's timeout is the other half."""
     failed = life.failure is not None
     return web.json_response(
@@ -288,7 +289,7 @@ async def _healthz(life: Lifecycle, process: str) -> web.Response:
     )
 
 
-async def _readyz(life: Lifecycle, process: str) -> web.Response:
+async def _readyz(life: Lifecycle, process: str, _request: web.Request) -> web.Response:
     reasons = life.health.reasons
     body = {"process": process, "ready": not reasons, "reasons": reasons}
     return web.json_response(body, status=503 if reasons else 200)

@@ -1,0 +1,35 @@
+"""The dispatcher as an operator runs it."""
+
+from services.kafka import ensure_topics
+from services.webhook_receiver import WebhookReceiver
+from tests.processes import loraq, spawn
+from tests.services.dispatcher.conftest import World
+from tests.waiting import eventually
+
+
+async def test_it_serves_until_sigterm_and_survives_being_killed(world: World) -> None:
+    await ensure_topics(world.settings)
+    async with WebhookReceiver(world.secret) as receiver:
+        with spawn(["dispatcher"], world.settings) as process:
+            first = await world.add_webhook(receiver.url)
+            await receiver.wait_for(1)
+            assert process.get("/healthz")[0] == 200
+            delivered = 'loraq_webhook_attempts_total{outcome="delivered"} 1.0'
+            await eventually(lambda: delivered in process.get("/metrics")[1], what="the attempt to be counted")
+            process.kill()
+        second = await world.add_webhook(receiver.url)
+        with spawn(["dispatcher"], world.settings) as process:
+            await receiver.wait_for(2)
+            assert process.stop() == 0
+        assert set(receiver.verified) == {str(first), str(second)}
+
+
+async def test_a_missing_secret_key_or_a_bad_network_is_named_at_once(world: World) -> None:
+    bad_network = world.settings.model_copy(update={"webhook_allow_networks": ("everything",)})
+    ended = loraq("dispatcher", settings=bad_network)
+    assert ended.returncode == 1
+    assert "LORAQ_WEBHOOK_ALLOW_NETWORKS" in ended.stderr
+    no_key = world.settings.model_copy(update={"secret_key": None})
+    ended = loraq("dispatcher", settings=no_key)
+    assert ended.returncode == 1
+    assert "LORAQ_SECRET_KEY is not set" in ended.stderr
