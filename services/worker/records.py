@@ -11,10 +11,9 @@ from schemas.identity import derived_job_id, fingerprint
 from schemas.job import JobRequest
 from services.signing import SIGNATURE_HEADER, signature
 from services.telemetry import TRACEPARENT_HEADER
+from services.validation import sentence_of
 from services.worker.jobs import Candidate, JobKey, Record, Rejection
 from services.worker.ledger import Partition, Place
-
-MAX_SHOWN_INPUT = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,27 +80,6 @@ def authenticate(
     if hmac.compare_digest(sent.lower().encode(), expected.encode()):
         return None
     return _unauthenticated(candidate, f"the {SIGNATURE_HEADER} header does not match tenant {tenant!r}'s producer key")
-
-
-def sentence_of(error: ValidationError) -> str:
-    """One sentence that names the first field that is wrong."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "json_invalid":
-        return f"the value is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}"
-    if not field and first["type"] == "model_type":
-        return "the value is not a JSON object"
-    if first["type"] == "extra_forbidden":
-        return f"field {field!r} is not known"
-    if first["type"] == "missing":
-        return f"field {field!r} is missing"
-    message = first["msg"].removeprefix("Value error, ")
-    return f"field {field!r}: {message} (got {_shown(first['input'])})" if field else message
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN_INPUT else text[:MAX_SHOWN_INPUT] + "…"
 
 
 def _text(value: bytes | None) -> str | None:

@@ -1,0 +1,1 @@
+"""Submitting jobs and looking at them, from the command line."""

@@ -1,0 +1,130 @@
+"""`loraq submit` and `loraq jobs`."""
+
+import asyncio
+from typing import Any, TextIO
+from uuid import UUID
+
+import click
+
+from schemas.common import JobState, Lane
+from services.settings import load_settings
+
+WAIT_S = 600.0
+COLUMNS = {
+    "accepted_at": "accepted",
+    "tenant": "tenant",
+    "job_id": "job",
+    "adapter": "adapter",
+    "adapter_version": "version",
+    "lane": "lane",
+    "state": "state",
+    "completion_tokens": "tokens",
+    "total_ms": "ms",
+    "error_code": "error",
+}
+json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable lines on stdout.")
+
+
+@click.command()
+@click.option("--tenant", help="Owner; with --file, of lines that name none.")
+@click.option("--adapter", help="NAME or NAME@VERSION; the base model without it. With --file, of lines without one.")
+@click.option("--prompt", help="The prompt of one job.")
+@click.option("--message", help="The user's message of one job, rendered with the base model's chat template.")
+@click.option("--file", type=click.File(encoding="utf-8"), help="Job requests, one JSON object per line; - is stdin.")
+@click.option("--lane", type=click.Choice([str(lane) for lane in Lane]), default="standard", show_default=True)
+@click.option("--webhook", metavar="URL|ENDPOINT", help="Where the signed completion goes.")
+@click.option("--max-tokens", type=int, help="Most tokens to generate.")
+@click.option("--temperature", type=float, help="0 is greedy.")
+@click.option("--top-p", type=float, help="Nucleus sampling.")
+@click.option("--seed", type=int, help="Makes sampling repeatable.")
+@click.option("--stop", multiple=True, help="Text before which the output ends; may be given again.")
+@click.option("--timeout-ms", type=int, help="Longest running time, milliseconds.")
+@click.option("--wait", is_flag=True, help="Wait until all have ended; exit status 1 unless all succeeded.")
+@click.option("--wait-timeout", "wait_s", type=float, default=WAIT_S, show_default=True, help="Longest wait, seconds.")
+@json_option
+def submit(
+    file: TextIO | None,
+    prompt: str | None,
+    message: str | None,
+    lane: str,
+    wait: bool,
+    wait_s: float,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Submit one job, or a file of them; nothing is sent unless everything is valid."""
+    from services.jobs.requests import one_request, requests_of  # Kafka's client is slow to import
+    from services.jobs.submitting import submit_jobs
+
+    if sum(each is not None for each in (file, prompt, message)) != 1:
+        raise click.UsageError("Give exactly one of --prompt, --message and --file.")
+    fields = _fields(**options)
+    if file is not None:
+        requests = requests_of(file, file.name, fields)
+    else:
+        messages = [{"role": "user", "content": message}] if message is not None else None
+        requests = [one_request(fields | {"prompt": prompt, "messages": messages})]
+    asyncio.run(submit_jobs(load_settings(), requests, Lane(lane), wait_s if wait else None, as_json=as_json))
+
+
+def _fields(
+    *,
+    tenant: str | None,
+    adapter: str | None,
+    webhook: str | None,
+    timeout_ms: int | None,
+    stop: tuple[str, ...],
+    **sampling: Any,
+) -> dict[str, Any]:
+    """Fields of a request that the options give."""
+    from services.jobs.requests import webhook_of
+
+    given = {name: value for name, value in sampling.items() if value is not None}
+    return {
+        "tenant": tenant,
+        "adapter": adapter,
+        "webhook": webhook_of(webhook),
+        "timeout_ms": timeout_ms,
+        "sampling": given | ({"stop": list(stop)} if stop else {}),
+    }
+
+
+class ShowFirst(click.Group):
+    """A group whose plain use, with or without a job id, is its command `show`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put `show` in front unless a command, or help, is asked for."""
+        if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=ShowFirst)
+def jobs() -> None:
+    """Look at jobs: `loraq jobs`, `loraq jobs JOB_ID`."""
+
+
+@jobs.command()
+@click.argument("job_id", type=click.UUID, required=False)
+@click.option("--tenant", help="Only this tenant's.")
+@click.option("--state", type=click.Choice([str(state) for state in JobState]), help="Only those in this state.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Newest so many.")
+@json_option
+def show(job_id: UUID | None, tenant: str | None, state: str | None, limit: int, as_json: bool) -> None:
+    """List the newest jobs, or show everything about JOB_ID, its output included."""
+    from services.jobs.rows import list_jobs, show_job
+    from services.registry.commands.output import on_database, print_fields, print_json, print_rows
+
+    if job_id is None:
+        rows = on_database(lambda connection: list_jobs(connection, tenant, state, limit))
+    else:
+        rows = on_database(lambda connection: show_job(connection, job_id, tenant))
+    if as_json:
+        for row in rows:
+            print_json(row)
+    elif job_id is None:
+        nothing = "There is no such job; submit one with `loraq submit --tenant T --prompt P`."
+        print_rows(rows, COLUMNS, nothing)
+    else:
+        for row in rows:
+            print_fields(row)

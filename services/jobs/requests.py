@@ -1,0 +1,62 @@
+"""From a command's options, or a file of JSON lines, to valid requests."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from schemas.job import JobRequest
+from services.errors import InputError
+from services.producer import with_job_id
+from services.validation import sentence_of
+
+
+def webhook_of(target: str | None) -> dict[str, str] | None:
+    """`--webhook`: an address if it looks like one, otherwise the name of a registered endpoint."""
+    if target is None:
+        return None
+    return {"url": target} if "://" in target else {"endpoint": target}
+
+
+def one_request(fields: Mapping[str, Any]) -> JobRequest:
+    """A request of these fields, None left out; raises InputError naming the first that is wrong."""
+    return _validated(json.dumps(_given(fields)), "the job")
+
+
+def requests_of(lines: Iterable[str], name: str, defaults: Mapping[str, Any]) -> list[JobRequest]:
+    """One request per line that is not blank; `defaults` stand for what a line leaves out.
+
+    Raises InputError naming file, line and field, so that nothing is sent unless everything is valid.
+    """
+    given = _given(defaults)
+    try:
+        requests = [
+            _from_line(line, f"{name} line {number}", given) for number, line in enumerate(lines, 1) if line.strip()
+        ]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name} is not UTF-8: {error.reason} at byte {error.start}") from error
+    if not requests:
+        raise InputError(f"{name} holds no jobs; it takes one JSON object per line")
+    return requests
+
+
+def _from_line(line: str, place: str, defaults: Mapping[str, Any]) -> JobRequest:
+    if not defaults:
+        return _validated(line, place)
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"{place}: it is not JSON: {error}") from error
+    return _validated(json.dumps({**defaults, **fields}) if isinstance(fields, dict) else line, place)
+
+
+def _validated(text: str, place: str) -> JobRequest:
+    try:
+        return with_job_id(JobRequest.model_validate_json(text))
+    except ValidationError as error:
+        raise InputError(f"{place}: {sentence_of(error)}") from error
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None and value != {}}

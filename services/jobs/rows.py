@@ -1,0 +1,75 @@
+"""Jobs as they stand in the database, for people who look at them."""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+from uuid import UUID
+
+from schemas.common import TERMINAL_STATES
+from services.database import Connection, Pool, translated
+from services.errors import InputError
+
+LIST = """
+select tenant, job_id, adapter, adapter_version, lane, state, error_code, error_message, attempts, accepted_at,
+       finished_at, completion_tokens, total_ms
+from loraq.jobs
+left join loraq.results using (accepted_on, tenant, job_id)
+where ($1::text is null or tenant = $1) and ($2::text is null or state = $2)
+order by accepted_at desc
+limit $3
+"""
+SHOW = """
+select jobs.tenant, jobs.job_id, jobs.pool, jobs.adapter, jobs.adapter_version, jobs.lane, jobs.state,
+       jobs.error_code, jobs.error_message, jobs.attempts, jobs.accepted_at, jobs.started_at, jobs.finished_at,
+       jobs.worker, jobs.replay_of, jobs.metadata, results.finish_reason, results.prompt_tokens,
+       results.cached_tokens, results.completion_tokens, results.queue_ms, results.load_ms, results.first_token_ms,
+       results.total_ms, results.output_url, results.output_text
+from loraq.job_keys
+join loraq.jobs using (accepted_on, tenant, job_id)
+left join loraq.results using (accepted_on, tenant, job_id)
+where job_keys.job_id = any($1::uuid[]) and ($2::text is null or job_keys.tenant = $2)
+order by jobs.accepted_at
+"""
+POLL_S = 0.2
+
+
+async def list_jobs(connection: Connection, tenant: str | None, state: str | None, limit: int) -> list[dict[str, Any]]:
+    """The newest jobs, newest first."""
+    return [dict(row) for row in await connection.fetch(LIST, tenant, state, limit)]
+
+
+async def show_job(connection: Connection, job_id: UUID, tenant: str | None) -> list[dict[str, Any]]:
+    """Everything about a job; ids are unique per tenant only. Raises InputError if there is none."""
+    rows = [dict(row) for row in await connection.fetch(SHOW, [job_id], tenant)]
+    if not rows:
+        whose = f" of tenant {tenant}" if tenant else ""
+        raise InputError(f"there is no job {job_id}{whose}; a job is known once a worker has taken its record")
+    return rows
+
+
+async def wait_for(
+    pool: Pool, tenants: Collection[str], job_ids: Sequence[UUID], timeout_s: float, ended: Callable[[int], None]
+) -> list[dict[str, Any]]:
+    """The jobs' rows in the order of `job_ids`, once all are terminal; `ended` hears how many are, again and again.
+
+    Raises InputError if that takes longer than `timeout_s` seconds.
+    """
+    found: dict[UUID, dict[str, Any]] = {}
+    give_up_at = asyncio.get_running_loop().time() + timeout_s
+    while len(found) < len(set(job_ids)):
+        with translated("look for the jobs"):
+            rows = await pool.fetch(SHOW, [job_id for job_id in job_ids if job_id not in found], None)
+        found |= {row["job_id"]: dict(row) for row in rows if row["tenant"] in tenants and _is_terminal(row)}
+        ended(len(found))
+        if asyncio.get_running_loop().time() > give_up_at:
+            missing = next(job_id for job_id in job_ids if job_id not in found)
+            raise InputError(
+                f"{len(set(job_ids)) - len(found)} of {len(job_ids)} jobs did not end within {timeout_s:g} s, {missing}"
+                " for one; check that a worker runs and look at `loraq jobs`"
+            )
+        await asyncio.sleep(POLL_S)
+    return [found[job_id] for job_id in job_ids]
+
+
+def _is_terminal(row: Any) -> bool:
+    return row["state"] in {str(state) for state in TERMINAL_STATES}

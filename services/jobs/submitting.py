@@ -1,0 +1,99 @@
+"""What `loraq submit` does once its requests are valid: send, and wait if asked to."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from schemas.common import JobState, Lane
+from schemas.job import JobRequest
+from services.database import open_pool, transaction
+from services.errors import InputError
+from services.jobs.rows import wait_for
+from services.producer import MAX_IN_FLIGHT, JobProducer, Receipt
+from services.registry.commands.output import print_json, print_rows
+from services.registry.tenants import require_tenant
+from services.settings import Settings
+
+SENT_COLUMNS = {"job_id": "job", "topic": "topic", "partition": "partition", "offset": "offset"}
+ENDED_COLUMNS = {"job_id": "job", "adapter": "adapter", "state": "state", "answer": "output or error"}
+
+
+async def submit_jobs(
+    settings: Settings, requests: Sequence[JobRequest], lane: Lane, wait_s: float | None, *, as_json: bool
+) -> None:
+    """Send all requests; with `wait_s` show how they ended. Raises InputError if one did not succeed."""
+    with _progress() as progress:
+        if wait_s is None:
+            show_sent(await _send(settings, requests, lane, progress), as_json=as_json)
+            return
+        rows = await _send_and_wait(settings, requests, lane, wait_s, progress)
+    show_ended(rows, as_json=as_json)
+    failed = [row for row in rows if row["state"] != JobState.SUCCEEDED]
+    if failed:
+        raise InputError(f"{len(failed)} of {len(rows)} jobs did not succeed; {_why(failed[0])}")
+
+
+async def _send_and_wait(
+    settings: Settings, requests: Sequence[JobRequest], lane: Lane, wait_s: float, progress: Progress
+) -> list[dict[str, Any]]:
+    tenants = {request.tenant for request in requests}
+    async with open_pool(settings) as pool:
+        async with transaction(pool, "look up tenants") as connection:
+            for tenant in sorted(tenants):
+                await require_tenant(connection, tenant)
+        receipts = await _send(settings, requests, lane, progress)
+        task = progress.add_task("waiting", total=len(requests))
+        job_ids = [receipt.job_id for receipt in receipts]
+        return await wait_for(pool, tenants, job_ids, wait_s, lambda count: progress.update(task, completed=count))
+
+
+async def _send(settings: Settings, requests: Sequence[JobRequest], lane: Lane, progress: Progress) -> list[Receipt]:
+    receipts: list[Receipt] = []
+    async with JobProducer.from_settings(settings) as producer:
+        task = progress.add_task("sending", total=len(requests))
+        for start in range(0, len(requests), MAX_IN_FLIGHT):
+            receipts += await producer.send_all(requests[start : start + MAX_IN_FLIGHT], lane)
+            progress.update(task, completed=len(receipts))
+    return receipts
+
+
+def _progress() -> Progress:
+    """Bars on stderr, and only where a person watches."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty())
+
+
+def show_sent(receipts: Sequence[Receipt], *, as_json: bool) -> None:
+    """Where the broker put each job."""
+    rows = [{name: getattr(receipt, name) for name in SENT_COLUMNS} for receipt in receipts]
+    if not as_json:
+        print_rows(rows, SENT_COLUMNS, "No job was sent.")
+        return
+    for row in rows:
+        print_json(row)
+
+
+def show_ended(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+    """How each job ended; the plain text of a single one that succeeded."""
+    if as_json:
+        for row in rows:
+            print_json(row)
+    elif len(rows) == 1 and rows[0]["state"] == JobState.SUCCEEDED:
+        click.echo(_answer(rows[0]))
+    elif len(rows) > 1:
+        print_rows([row | {"answer": _answer(row)} for row in rows], ENDED_COLUMNS, "No job was sent.")
+
+
+def _answer(row: dict[str, Any]) -> str:
+    if row["state"] == JobState.SUCCEEDED:
+        return str(row["output_text"] if row["output_url"] is None else row["output_url"])
+    return _why(row)
+
+
+def _why(row: dict[str, Any]) -> str:
+    return f"{row['state']}, {row['error_code']}: {row['error_message']}"
