@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import sysconfig
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,6 +64,9 @@ class S3(Server):
             *(f"-{role}.port={http}" for role, (http, _) in ports.items()),
             *(f"-{role}.port.grpc={grpc}" for role, (_, grpc) in ports.items()),
             "-master.telemetry=false",
+            # A master alone waits for the votes of others as long as this, at each start.
+            "-master.electionTimeout=500ms",
+            "-master.heartbeatInterval=100ms",
             f"-master.volumeSizeLimitMB={VOLUME_MIB}",
             f"-volume.max={MAX_VOLUMES}",
             "-filer",
@@ -78,19 +80,25 @@ class S3(Server):
         ]
 
     def is_ready(self) -> bool:
-        """The gateway comes up last and has a health check."""
-        if self.pid is None:
+        """The gateway is healthy, and the master knows of the volumes, which may take longer."""
+        if self.pid is None or _get(f"{self.endpoint}/healthz") is None:
             return False
-        try:
-            with urllib.request.urlopen(f"{self.endpoint}/healthz", timeout=2.0) as answer:  # noqa: S310  # loopback http
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
+        topology = _get(f"http://{LOOPBACK}:{self.ports[2 * ROLES.index('master')]}/dir/status")
+        return topology is not None and bool(json.loads(topology)["Topology"].get("DataCenters"))
 
     def leftovers(self) -> list[Path]:
         """Its gRPC sockets lie in /tmp, wherever it is told to keep its data."""
         grpc = dict(zip(ROLES, self.ports[1::2], strict=True))
         return [Path(f"/tmp/seaweedfs-{role}-grpc-{port}.sock") for role, port in grpc.items()]  # noqa: S108  # its choice
+
+
+def _get(url: str) -> bytes | None:
+    try:
+        with urllib.request.urlopen(url, timeout=2.0) as answer:  # noqa: S310  # loopback http
+            body: bytes = answer.read()
+            return body
+    except OSError:
+        return None
 
 
 def find_weed() -> str:
