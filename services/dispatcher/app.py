@@ -24,7 +24,7 @@ async def serve(life: Lifecycle, settings: Settings) -> None:
     """Run until `life.stop`; attempts under way then have `settings.drain_s` seconds to end."""
     guard = AddressGuard(settings.webhook_allow_networks)
     box = SecretBox(settings.secret_key)
-    life.health.set("kafka", "connecting")
+    life.health.set("events", "connecting to Kafka")
     async with (
         open_pool(settings) as database,
         guarded_session(

@@ -17,7 +17,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from services.dispatcher.guard import AddressGuard
 
-KEEP_ALIVE_S = 15.0
+KEEP_ALIVE_S = 4.0  # shorter than common servers keep theirs, so that none is closed under a request
 
 Lookup = Callable[[str, socket.AddressFamily], list[str]]
 

@@ -41,10 +41,10 @@ class EventLoop:
         while not stop.is_set():
             try:
                 async with self._producer() as producer:
-                    health.set("kafka", None)
+                    health.set("events", None)
                     await self._send_until(stop, producer)
             except (RetryableError, ConfigError) as error:
-                health.set("kafka", str(error))
+                health.set("events", str(error))
                 _log.warning("Events held up", action="events_held_up", reason=str(error))
                 await first_of(stop, timeout_s=RECONNECT_AFTER_S)
 

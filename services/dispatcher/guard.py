@@ -65,6 +65,10 @@ BAD_PORTS = frozenset(
 class AddressNotAllowedError(Exception):
     """A connection to a refused address was about to be made."""
 
+    def __init__(self, address: str) -> None:
+        super().__init__(f"webhooks must not reach {address}; LORAQ_WEBHOOK_ALLOW_NETWORKS lets networks through")
+        self.address = address
+
 
 class AddressGuard:
     """`allow` names networks (CIDR) that are reached though they are inside; raises ConfigError for a bad one."""
@@ -106,7 +110,7 @@ class AddressGuard:
     def _refuse_host(self, host: str) -> Unsendable | NotAllowed | None:
         """Literal addresses are checked, other ways to write a number refused; names are resolved later."""
         if ":" in host or "%" in host or _reads_as_number(host):
-            return None if self.allows(host) else NotAllowed()
+            return None if self.allows(host) else NotAllowed(host)
         return None if HOST_NAME.fullmatch(host) else Unsendable("the URL's host is not a host name")
 
 

@@ -1,6 +1,6 @@
 """What an attempt met (`Answer`), and what follows from it (`Outcome`)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 
@@ -29,7 +29,9 @@ class Unsendable:
 
 @dataclass(frozen=True)
 class NotAllowed:
-    """The address is one that webhooks must not reach; nothing was connected."""
+    """The address is one that webhooks must not reach; nothing was connected. `address` is for the operator only."""
+
+    address: str = field(default="", compare=False)
 
 
 Answer = Answered | Unreachable | Unsendable | NotAllowed

@@ -37,8 +37,8 @@ class Sender:
             async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as response:
                 await _drain(response)
                 return Answered(response.status, response.headers.get("Retry-After"))
-        except AddressNotAllowedError:
-            return NotAllowed()
+        except AddressNotAllowedError as error:
+            return NotAllowed(error.address)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return explain(error, self._timeout_s)
 

@@ -10,7 +10,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from services import telemetry
 from services.dispatcher.outbox import Outbox, WebhookRow, delivery_outcome
-from services.dispatcher.outcome import Answer, Answered, Blocked, Delivered, Failed, Outcome, Unreachable
+from services.dispatcher.outcome import Answer, Answered, Blocked, Delivered, Failed, NotAllowed, Outcome, Unreachable
 from services.dispatcher.schedule import RetryPolicy, decide
 from services.dispatcher.sender import Sender
 from services.dispatcher.slots import HostSlots
@@ -56,10 +56,10 @@ class WebhookLoop:
             self.wake.clear()
             try:
                 started = await self._start_due()
-                health.set("database", None)
+                health.set("webhooks", None)
             except RetryableError as error:
-                health.set("database", str(error))
-                _log.warning("Outbox not readable", action="claim_failed", reason=str(error))
+                health.set("webhooks", str(error))
+                _log.warning("Webhooks held up", action="webhooks_held_up", reason=str(error))
                 await first_of(stop, timeout_s=max(1.0, self._times.poll_interval_s))
                 continue
             if not started:
@@ -135,7 +135,7 @@ class WebhookLoop:
             outcome = self._outcome(row, answer, duration)
             _describe(span, answer, outcome)
             await self._outbox.finish_webhook(row, outcome, _status(answer), duration)
-            _report(row, outcome, _status(answer), duration)
+            _report(row, answer, outcome, duration)
             return isinstance(answer, Unreachable) and answer.timed_out
 
     async def _answer(self, row: WebhookRow) -> Answer:
@@ -194,7 +194,8 @@ def _describe(span: Span, answer: Answer, outcome: Outcome) -> None:
         span.set_status(Status(StatusCode.ERROR, outcome.reason))
 
 
-def _report(row: WebhookRow, outcome: Outcome, status: int | None, duration: timedelta) -> None:
+def _report(row: WebhookRow, answer: Answer, outcome: Outcome, duration: timedelta) -> None:
+    """The operator's log; unlike the tenant's row it says which address was refused."""
     word = delivery_outcome(outcome)
     telemetry.WEBHOOK_ATTEMPTS.labels(outcome=word).inc()
     telemetry.WEBHOOK_SECONDS.observe(duration.total_seconds())
@@ -206,7 +207,8 @@ def _report(row: WebhookRow, outcome: Outcome, status: int | None, duration: tim
         tenant=row.tenant,
         job_id=str(row.job_id),
         attempt=row.attempts,
-        status=status,
+        status=_status(answer),
         reason=getattr(outcome, "reason", None),
+        refused_address=answer.address if isinstance(answer, NotAllowed) else None,
         duration_ms=round(duration / timedelta(milliseconds=1), 1),
     )

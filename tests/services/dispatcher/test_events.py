@@ -90,7 +90,7 @@ async def test_webhooks_go_on_while_the_broker_is_away_and_events_follow(world: 
         event_id = await world.add("event")
         await world.add_webhook(receiver.url)
         await receiver.wait_for(1)
-        await eventually(lambda: "127.0.0.1:1" in life.health.reasons.get("kafka", ""), what="the reason")
+        await eventually(lambda: "127.0.0.1:1" in life.health.reasons.get("events", ""), what="the reason")
     assert await world.state(event_id) == "pending"
     await ensure_topics(world.settings)
     async with dispatching(world.settings) as life:

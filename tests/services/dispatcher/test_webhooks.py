@@ -240,3 +240,16 @@ async def test_stopping_lets_attempts_under_way_end(world: World) -> None:
             life.stop.set()
             may_answer.set()
         assert await world.state(event_id) == "done"
+
+
+async def test_it_recovers_when_postgres_drops_every_connection(world: World) -> None:
+    async with WebhookReceiver(world.secret) as receiver, dispatching(world.settings):
+        await world.add_webhook(receiver.url)
+        await receiver.wait_for(1)
+        for _ in range(2):
+            await world.database.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where datname = current_database() and pid <> pg_backend_pid()"
+            )
+        await world.add_webhook(receiver.url)
+        await receiver.wait_for(2)
