@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -56,7 +57,8 @@ class DiskCache:
         if holder is None:
             return None
         if _size(path) == size_bytes:
-            os.utime(path)
+            now = time.time_ns()  # finer than the kernel's own stamp, which would let ties decide
+            os.utime(path, ns=(now, now))
             return holder
         os.close(holder)
         self._remove(path)
