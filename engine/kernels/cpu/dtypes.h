@@ -1,0 +1,143 @@
+// The two engine dtypes behind one interface. A "word" is 32 bits: two bf16 or one fp32, so that products over K read alike.
+//
+// A group of 64 columns is four vectors. In bf16 they are (even, odd) of columns 0..31, then of 32..63: splitting a word
+// into its halves costs one shift and one mask where natural order would cost a shuffle. In fp32 they are in natural order.
+#pragma once
+
+#include "simd.h"
+
+namespace loraq {
+
+constexpr int kColumns = 64;   // columns of a tile and of a weight block
+constexpr int kTileRanks = 8;  // rank rows of a tile
+constexpr int kVectors = kColumns / kLanes;
+
+struct Bf16 {
+  using Value = uint16_t;
+  static constexpr int kPerWord = 2;
+
+  static LORAQ_INLINE f32x16 multiply_add(f32x16 acc, u32x16 a, u32x16 b) { return dot2_bf16(acc, a, b); }
+
+  static LORAQ_INLINE float to_float(Value v) {
+    uint32_t bits = static_cast<uint32_t>(v) << 16;
+    float out;
+    std::memcpy(&out, &bits, 4);
+    return out;
+  }
+
+  static LORAQ_INLINE Value from_float(float v) {
+    uint32_t bits;
+    std::memcpy(&bits, &v, 4);
+    return v != v ? 0x7fc0 : static_cast<Value>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+  }
+
+  static LORAQ_INLINE void split(u32x16 words, f32x16 out[2]) {
+    out[0] = (f32x16)(words << 16);
+    out[1] = (f32x16)(words & 0xffff0000u);
+  }
+
+  static LORAQ_INLINE void load_columns(const Value* p, f32x16 out[kVectors]) {
+    split(load_bits(p), out);
+    split(load_bits(p + 32), out + 2);
+  }
+
+  static LORAQ_INLINE u32x16 join(const f32x16 v[2]) { return (round_bf16(v[0]) >> 16) | (round_bf16(v[1]) & 0xffff0000u); }
+
+  static LORAQ_INLINE void store_columns(Value* p, const f32x16 v[kVectors]) {
+    u32x16 low = join(v), high = join(v + 2);
+    std::memcpy(p, &low, sizeof low);
+    std::memcpy(p + 32, &high, sizeof high);
+  }
+
+  // Where column c of a group of 64 stands in its four vectors.
+  static constexpr int position(int c) { return 32 * (c / 32) + 16 * (c % 2) + (c % 32) / 2; }
+};
+
+struct F32 {
+  using Value = float;
+  static constexpr int kPerWord = 1;
+
+  static LORAQ_INLINE f32x16 multiply_add(f32x16 acc, u32x16 a, u32x16 b) { return fma((f32x16)a, (f32x16)b, acc); }
+  static LORAQ_INLINE float to_float(Value v) { return v; }
+  static LORAQ_INLINE Value from_float(float v) { return v; }
+
+  static LORAQ_INLINE void load_columns(const Value* p, f32x16 out[kVectors]) {
+    for (int i = 0; i < kVectors; ++i) out[i] = load_f32(p + kLanes * i);
+  }
+
+  static LORAQ_INLINE void store_columns(Value* p, const f32x16 v[kVectors]) {
+    for (int i = 0; i < kVectors; ++i) store_f32(p + kLanes * i, v[i]);
+  }
+
+  static constexpr int position(int c) { return c; }
+};
+
+// Vectors in E's column order, written to fp32 in natural order.
+template <class E>
+LORAQ_INLINE void store_columns_f32(float* p, const f32x16 v[kVectors]) {
+  if constexpr (E::kPerWord == 1) {
+    F32::store_columns(p, v);
+  } else {
+    for (int i = 0; i < kVectors; i += 2) {
+      f32x16 a = v[i], b = v[i + 1];
+      store_f32(p + kLanes * i, __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
+      store_f32(p + kLanes * (i + 1),
+                __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
+    }
+  }
+}
+
+// Writes the first num_columns of a group to Out, whatever the group's order.
+template <class E, class Out>
+LORAQ_INLINE void store_group(typename Out::Value* p, const f32x16 v[kVectors], int64_t num_columns) {
+  typename Out::Value whole[kColumns];
+  typename Out::Value* to = num_columns >= kColumns ? p : whole;
+  if constexpr (Out::kPerWord == 1) store_columns_f32<E>(to, v);
+  else Out::store_columns(to, v);
+  if (num_columns < kColumns) std::memcpy(p, whole, static_cast<size_t>(num_columns) * sizeof(whole[0]));
+}
+
+template <class E>
+LORAQ_INLINE void load_group(const typename E::Value* p, f32x16 v[kVectors], int64_t num_columns) {
+  if (num_columns >= kColumns) return E::load_columns(p, v);
+  typename E::Value whole[kColumns] = {};
+  std::memcpy(whole, p, static_cast<size_t>(num_columns) * sizeof(whole[0]));
+  E::load_columns(whole, v);
+}
+
+// Sixteen values as fp32 in natural order, and back; the first count of them.
+template <class E>
+LORAQ_INLINE f32x16 load_16(const typename E::Value* p, int64_t count) {
+  if constexpr (E::kPerWord == 1) {
+    return (f32x16)(count >= kLanes ? load_bits(p) : load_bits_partial(p, count * 4));
+  } else {
+    typedef uint16_t u16x16 __attribute__((vector_size(32)));
+    u16x16 half = {};
+    if (count >= kLanes) std::memcpy(&half, p, sizeof half);
+    else std::memcpy(&half, p, static_cast<size_t>(count) * 2);
+    return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
+  }
+}
+
+template <class E>
+LORAQ_INLINE void store_16(typename E::Value* p, f32x16 v, int64_t count) {
+  if constexpr (E::kPerWord == 1) {
+    if (count >= kLanes) std::memcpy(p, &v, sizeof v);
+    else std::memcpy(p, &v, static_cast<size_t>(count) * 4);
+  } else {
+    typedef uint16_t u16x16 __attribute__((vector_size(32)));
+    u16x16 half = __builtin_convertvector(round_bf16(v) >> 16, u16x16);
+    if (count >= kLanes) std::memcpy(p, &half, sizeof half);
+    else std::memcpy(p, &half, static_cast<size_t>(count) * 2);
+  }
+}
+
+// A 32-bit word of a row at element k; the row's last odd bf16 is paired with zero.
+template <class E>
+LORAQ_INLINE uint32_t load_word(const typename E::Value* row, int64_t k, int64_t num_values) {
+  uint32_t word = 0;
+  std::memcpy(&word, row + k, k + E::kPerWord <= num_values ? 4 : 2);
+  return word;
+}
+
+}  // namespace loraq

@@ -1,0 +1,252 @@
+// LoRA over pages: h = s (A x), y += B h, for every segment of a step and every projection of a fused group.
+//
+// Both halves are written once and used for decode and prefill alike, so a token's result does not depend on its company:
+//   shrink  h[t, r]: sixteen lanes of partial sums over K in column order, then one fixed tree, then the scale;
+//   expand  y[t, n]: one chain of fused multiply-adds over r = 0, 1, 2, ... on top of what y holds.
+#pragma once
+
+#include <vector>
+
+#include "dtypes.h"
+#include "parallel.h"
+
+namespace loraq {
+
+constexpr int kMaxGroup = 3;           // projections of a fused group: q, k, v
+constexpr int kNumProjections = 7;     // q, k, v, o, gate, up, down
+constexpr int kShrinkTokens = 3;       // 3 tokens x 8 ranks of accumulators stay in registers
+constexpr int kShrinkTokenChunk = 48;  // tokens that share one pass over a rank group's A tiles
+
+// The slot tables and the step's segments, as plain pointers.
+struct LoraTables {
+  const uint8_t* pool;          // this layer's pages
+  int64_t page_bytes;
+  const int32_t* adapter_pages;  // [slots, max_pages]
+  int64_t max_pages;
+  const int32_t* parts;  // [slots, L, 7, 2], already at this layer
+  const float* scales;   // [slots, L, 7], already at this layer
+  int64_t num_layers;
+  const int32_t* segments;       // [S + 1]
+  const int32_t* segment_slots;  // [S]
+  int64_t num_segments;
+};
+
+// Finds a tile of one adapter: logical page by multiplication, since a division per tile would show.
+struct TileMap {
+  const uint8_t* pool;
+  const int32_t* pages;
+  int64_t page_bytes;
+  int64_t tile_bytes;
+  uint32_t tiles_per_page;
+  uint64_t reciprocal;  // ceil(2^40 / tiles_per_page): exact while tile * tiles_per_page < 2^40
+
+  LORAQ_INLINE const uint8_t* at(int64_t tile) const {
+    uint64_t page = (static_cast<uint64_t>(tile) * reciprocal) >> 40;
+    uint64_t within = static_cast<uint64_t>(tile) - page * tiles_per_page;
+    return pool + pages[page] * page_bytes + static_cast<int64_t>(within) * tile_bytes;
+  }
+};
+
+struct ProjectionPart {
+  int64_t a_tile, b_tile;  // first tile of A and of B transposed
+  int64_t num_groups;      // rank groups of 8; 0 = absent
+  int64_t h_column;        // where this projection's ranks start in a row of h
+  float scale;
+};
+
+struct SegmentPlan {
+  int64_t start, end;   // tokens
+  int64_t h_offset;     // first value of this segment's h
+  int64_t h_stride;     // values of h per token: the sum of the group's ranks
+  TileMap tiles;
+  ProjectionPart parts[kMaxGroup];
+};
+
+// What one call does: its segments that carry an adapter, in token order, and room for h.
+struct LoraPlan {
+  std::vector<SegmentPlan> segments;
+  std::vector<float> h;
+  int num_projections = 0;
+  int64_t in_features = 0, k_tiles = 0;
+
+  struct Unit {
+    int32_t segment, projection, group, first_token, last_token;
+  };
+  std::vector<Unit> units;
+};
+
+// Buffers grow to the largest step seen and are then reused: nothing is allocated on a warm step.
+inline LoraPlan& thread_plan() {
+  static thread_local LoraPlan plan;
+  return plan;
+}
+
+template <class E>
+TileMap tile_map(const LoraTables& tables, int64_t slot) {
+  constexpr int64_t tile_bytes = kTileRanks * kColumns * sizeof(typename E::Value);
+  uint32_t per_page = static_cast<uint32_t>(tables.page_bytes / tile_bytes);
+  uint64_t reciprocal = ((uint64_t{1} << 40) + per_page - 1) / per_page;
+  return {tables.pool, tables.adapter_pages + slot * tables.max_pages, tables.page_bytes, tile_bytes, per_page, reciprocal};
+}
+
+template <class E>
+SegmentPlan plan_segment(const LoraTables& tables, int64_t index, int first_projection, int num_projections, int64_t k_tiles) {
+  int64_t slot = tables.segment_slots[index];
+  SegmentPlan plan{tables.segments[index], tables.segments[index + 1], 0, 0, tile_map<E>(tables, slot), {}};
+  for (int p = 0; p < num_projections; ++p) {
+    int64_t entry = slot * tables.num_layers * kNumProjections + first_projection + p;
+    int64_t first_tile = tables.parts[2 * entry], num_groups = tables.parts[2 * entry + 1] / kTileRanks;
+    plan.parts[p] = {first_tile, first_tile + num_groups * k_tiles, num_groups, plan.h_stride, tables.scales[entry]};
+    plan.h_stride += num_groups * kTileRanks;
+  }
+  return plan;
+}
+
+inline void add_units(LoraPlan& plan, int32_t index) {
+  const SegmentPlan& segment = plan.segments[index];
+  for (int32_t p = 0; p < plan.num_projections; ++p)
+    for (int32_t group = 0; group < segment.parts[p].num_groups; ++group)
+      for (int64_t t = segment.start; t < segment.end; t += kShrinkTokenChunk)
+        plan.units.push_back({index, p, group, static_cast<int32_t>(t),
+                              static_cast<int32_t>(std::min(t + kShrinkTokenChunk, segment.end))});
+}
+
+template <class E>
+LoraPlan& make_plan(const LoraTables& tables, int first_projection, int num_projections, int64_t in_features) {
+  LoraPlan& plan = thread_plan();
+  plan.segments.clear();
+  plan.units.clear();
+  plan.num_projections = num_projections;
+  plan.in_features = in_features;
+  plan.k_tiles = (in_features + kColumns - 1) / kColumns;
+  int64_t num_values = 0;
+  for (int64_t s = 0; s < tables.num_segments; ++s) {
+    if (tables.segment_slots[s] < 0 || tables.segments[s] == tables.segments[s + 1]) continue;
+    SegmentPlan segment = plan_segment<E>(tables, s, first_projection, num_projections, plan.k_tiles);
+    if (segment.h_stride == 0) continue;
+    segment.h_offset = num_values;
+    num_values += (segment.end - segment.start) * segment.h_stride;
+    plan.segments.push_back(segment);
+    add_units(plan, static_cast<int32_t>(plan.segments.size()) - 1);
+  }
+  if (static_cast<int64_t>(plan.h.size()) < num_values) plan.h.resize(num_values);
+  return plan;
+}
+
+// h of TOKENS tokens for the eight ranks of one group.
+template <class E, int TOKENS>
+void shrink_tokens(const LoraPlan& plan, const SegmentPlan& segment, const ProjectionPart& part, int64_t group,
+                   const typename E::Value* x, int64_t x_stride, float* h) {
+  using Value = typename E::Value;
+  constexpr int64_t step = kLanes * E::kPerWord;  // elements of one vector
+  f32x16 acc[TOKENS][kTileRanks] = {};
+  for (int64_t k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
+    const Value* tile = reinterpret_cast<const Value*>(segment.tiles.at(part.a_tile + group * plan.k_tiles + k_tile));
+    for (int64_t k = 0; k < kColumns; k += step) {
+      int64_t column = k_tile * kColumns + k, left = plan.in_features - column;
+      if (left <= 0) break;
+      u32x16 xs[TOKENS];
+      for (int t = 0; t < TOKENS; ++t) {
+        const Value* from = x + t * x_stride + column;
+        xs[t] = left >= step ? load_bits(from) : load_bits_partial(from, left * static_cast<int64_t>(sizeof(Value)));
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < kTileRanks; ++r) {
+        u32x16 a = load_bits(tile + r * kColumns + k);
+#pragma GCC unroll 3
+        for (int t = 0; t < TOKENS; ++t) acc[t][r] = E::multiply_add(acc[t][r], a, xs[t]);
+      }
+    }
+  }
+  for (int t = 0; t < TOKENS; ++t) {
+    float sums[kTileRanks];
+    sum_lanes_of_8(acc[t], sums);
+    for (int r = 0; r < kTileRanks; ++r) h[t * segment.h_stride + r] = sums[r] * part.scale;
+  }
+}
+
+template <class E>
+void shrink_unit(LoraPlan& plan, const LoraPlan::Unit& unit, const typename E::Value* x, int64_t x_stride) {
+  const SegmentPlan& segment = plan.segments[unit.segment];
+  const ProjectionPart& part = segment.parts[unit.projection];
+  float* h = plan.h.data() + segment.h_offset + part.h_column + unit.group * kTileRanks;
+  for (int64_t t = unit.first_token; t < unit.last_token;) {
+    int64_t left = unit.last_token - t;
+    const auto* rows = x + t * x_stride;
+    float* out = h + (t - segment.start) * segment.h_stride;
+    if (left >= 3) shrink_tokens<E, 3>(plan, segment, part, unit.group, rows, x_stride, out);
+    else if (left == 2) shrink_tokens<E, 2>(plan, segment, part, unit.group, rows, x_stride, out);
+    else shrink_tokens<E, 1>(plan, segment, part, unit.group, rows, x_stride, out);
+    t += std::min<int64_t>(left, kShrinkTokens);
+  }
+}
+
+template <class E>
+void shrink(LoraPlan& plan, const typename E::Value* x, int64_t x_stride) {
+  constexpr int64_t units_per_take = 8;
+  parallel_chunks(static_cast<int64_t>(plan.units.size()), units_per_take, [&](int64_t begin, int64_t end) {
+    for (int64_t u = begin; u < end; ++u) shrink_unit<E>(plan, plan.units[u], x, x_stride);
+  });
+}
+
+// acc[row][64 columns] += h[row] @ B[:, 64 columns], for ROWS tokens of one segment.
+template <class E, int ROWS>
+void expand_rows(const SegmentPlan& segment, const ProjectionPart& part, int64_t n_tile, int64_t n_tiles, const float* h,
+                 float* acc_memory) {
+  using Value = typename E::Value;
+  f32x16 acc[ROWS][kVectors];
+  for (int i = 0; i < ROWS; ++i)
+    for (int v = 0; v < kVectors; ++v) acc[i][v] = load_f32(acc_memory + i * kColumns + v * kLanes);
+  for (int64_t group = 0; group < part.num_groups; ++group) {
+    const Value* tile = reinterpret_cast<const Value*>(segment.tiles.at(part.b_tile + group * n_tiles + n_tile));
+    for (int r = 0; r < kTileRanks; ++r) {
+      f32x16 b[kVectors];
+      E::load_columns(tile + r * kColumns, b);
+#pragma GCC unroll 6
+      for (int i = 0; i < ROWS; ++i) {
+        f32x16 weight = splat(h[i * segment.h_stride + group * kTileRanks + r]);
+        for (int v = 0; v < kVectors; ++v) acc[i][v] = fma(weight, b[v], acc[i][v]);
+      }
+    }
+  }
+  for (int i = 0; i < ROWS; ++i)
+    for (int v = 0; v < kVectors; ++v) store_f32(acc_memory + i * kColumns + v * kLanes, acc[i][v]);
+}
+
+template <class E>
+void expand_run(const SegmentPlan& segment, const ProjectionPart& part, int64_t n_tile, int64_t n_tiles, const float* h,
+                float* acc, int64_t num_rows) {
+  switch (num_rows) {
+    case 1: return expand_rows<E, 1>(segment, part, n_tile, n_tiles, h, acc);
+    case 2: return expand_rows<E, 2>(segment, part, n_tile, n_tiles, h, acc);
+    case 3: return expand_rows<E, 3>(segment, part, n_tile, n_tiles, h, acc);
+    case 4: return expand_rows<E, 4>(segment, part, n_tile, n_tiles, h, acc);
+    case 5: return expand_rows<E, 5>(segment, part, n_tile, n_tiles, h, acc);
+    default: return expand_rows<E, 6>(segment, part, n_tile, n_tiles, h, acc);
+  }
+}
+
+// Calls body(segment, part, begin, end) for each run of rows in [first_row, last_row) whose adapter has this projection.
+template <class Body>
+LORAQ_INLINE void for_each_run(const LoraPlan& plan, int projection, int64_t first_row, int64_t last_row, const Body& body) {
+  auto segment = std::upper_bound(plan.segments.begin(), plan.segments.end(), first_row,
+                                  [](int64_t row, const SegmentPlan& s) { return row < s.end; });
+  for (; segment != plan.segments.end() && segment->start < last_row; ++segment) {
+    const ProjectionPart& part = segment->parts[projection];
+    if (part.num_groups > 0) body(*segment, part, std::max(segment->start, first_row), std::min(segment->end, last_row));
+  }
+}
+
+// Adds the adapters' share to a block of accumulators: rows [first_row, last_row) of the step, columns 64 * n_tile.. of a
+// projection. Rows without an adapter are not touched.
+template <class E>
+void expand_block(const LoraPlan& plan, int projection, int64_t n_tile, int64_t n_tiles, int64_t first_row, int64_t last_row,
+                  float* acc) {
+  for_each_run(plan, projection, first_row, last_row,
+               [&](const SegmentPlan& segment, const ProjectionPart& part, int64_t begin, int64_t end) {
+                 const float* h = plan.h.data() + segment.h_offset + (begin - segment.start) * segment.h_stride + part.h_column;
+                 expand_run<E>(segment, part, n_tile, n_tiles, h, acc + (begin - first_row) * kColumns, end - begin);
+               });
+}
+
+}  // namespace loraq
