@@ -9,7 +9,7 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import asyncpg
 from asyncpg.pool import PoolAcquireContext, PoolConnectionProxy
 
+from services import telemetry
 from services.errors import ConfigError, PermanentError, RetryableError, ServiceError
 from services.settings import Settings
 
@@ -31,6 +32,8 @@ POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 JSONB_VERSION = b"\x01"
 CLOSE_TIMEOUT_S = 5.0
+
+log = telemetry.get_logger()
 
 
 class Pool(BasePool):
@@ -99,12 +102,15 @@ async def listen(settings: Settings, channel: str, wake: Callable[[], None]) -> 
     """
     database_url = settings.database_url.get_secret_value()
     while True:
-        with suppress(*FOREIGN_ERRORS):
+        try:
             connection = await asyncpg.connect(database_url, timeout=settings.database_timeout_s)
             try:
                 await _listen_until_closed(connection, channel, wake)
             finally:
                 connection.terminate()
+            log.warning("Listening interrupted", action="listen_interrupted", channel=channel)
+        except FOREIGN_ERRORS as error:
+            log.warning("Listening impossible", action="listen_failed", channel=channel, reason=str(error))
         await asyncio.sleep(settings.poll_interval_s)
 
 

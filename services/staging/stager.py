@@ -79,6 +79,8 @@ class Stager:
         except asyncio.CancelledError:
             acquiring.add_done_callback(_release)  # the thread cannot be cancelled, and nobody else would
             raise
+        except OSError as error:
+            raise _disk_error(self.cache.root, error) from error
 
     async def _download_once(self, digest: str, uri: str, size_bytes: int) -> None:
         task = self._downloads.get(digest)

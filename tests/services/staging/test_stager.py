@@ -2,8 +2,11 @@
 
 import asyncio
 import errno
+import math
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -257,6 +260,54 @@ async def test_a_store_that_drips_is_given_up(
     store.gate.clear()
     with pytest.raises(RetryableError, match="arrives slower than"):
         await impatient.fetch(*adapters[0].row)
+
+
+@asynccontextmanager
+async def cutting_proxy(settings: Settings, after_bytes: int) -> AsyncIterator[str]:
+    """An address that forwards to the store, but cuts its first connection after so many bytes of answers."""
+    upstream = urlsplit(settings.s3_endpoint or "")
+    limits = iter([after_bytes])
+    connections: set[asyncio.Task[None] | None] = set()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: float) -> None:
+        try:
+            while left > 0 and (chunk := await reader.read(4096)):
+                writer.write(chunk[: int(min(left, len(chunk)))])
+                left -= len(chunk)
+        finally:
+            writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.add(asyncio.current_task())
+        inner, outer = await asyncio.open_connection(upstream.hostname, upstream.port)
+        ways = (forward(reader, outer, math.inf), forward(inner, writer, next(limits, math.inf)))
+        await asyncio.gather(*ways, return_exceptions=True)
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    await asyncio.gather(*(task for task in connections if task is not None))
+
+
+@asynccontextmanager
+async def stager_behind_a_cut(settings: Settings, adapter: Adapter, *retry_delays_s: float) -> AsyncIterator[Stager]:
+    async with cutting_proxy(settings, adapter.size_bytes // 2) as endpoint:
+        behind = settings.model_copy(update={"s3_endpoint": endpoint})
+        async with open_store(behind) as store:
+            stager = Stager(behind, store)
+            stager.retry_delays_s = retry_delays_s
+            yield stager
+
+
+async def test_a_body_cut_halfway_is_fetched_again(settings: Settings, adapters: list[Adapter]) -> None:
+    async with stager_behind_a_cut(settings, adapters[0], 0.0) as stager:
+        assert adapter_digest(await stager.fetch(*adapters[0].row)) == adapters[0].digest
+
+
+async def test_a_body_cut_halfway_is_never_taken_for_the_whole(settings: Settings, adapters: list[Adapter]) -> None:
+    async with stager_behind_a_cut(settings, adapters[0]) as stager:
+        with pytest.raises(RetryableError, match="could not download"):
+            await stager.fetch(*adapters[0].row)
+        assert stager.cache.entries() == []
 
 
 async def test_a_store_that_is_away_is_no_fault_of_the_adapter(settings: Settings, adapters: list[Adapter]) -> None:
