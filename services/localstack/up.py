@@ -47,11 +47,12 @@ def run_up(options: UpOptions) -> None:
     console = Console(stderr=True)
     stack = Stack(options.directory)
     stack.files.create()
-    with _sigterm_interrupts():
+    with sigterm_interrupts():
         with stack.files.exclusively():
             _check_foreground(stack, options)
             try:
-                config, outcome, base_model = _bring_up(stack, options, console)
+                with Steps(console) as steps:
+                    config, outcome, base_model = bring_up(stack, options, steps)
             except BaseException:
                 stack.abandon()
                 raise
@@ -69,9 +70,13 @@ def _check_foreground(stack: Stack, options: UpOptions) -> None:
         raise ConfigError(f"the stack in {options.directory} runs in the background: `loraq down` first")
 
 
-def _bring_up(stack: Stack, options: UpOptions, console: Console) -> tuple[StackConfig, Outcome, Path]:
+def bring_up(stack: Stack, options: UpOptions, steps: Steps) -> tuple[StackConfig, Outcome, Path]:
+    """Servers, schema, base model, topics, bucket and stack.env; call it inside `stack.files.exclusively()`.
+
+    If it raises, what it started still runs: `stack.abandon()` ends that.
+    """
     config = stack.configure(options.ports)
-    with Steps(console) as steps, ThreadPoolExecutor(1) as thread:
+    with ThreadPoolExecutor(1) as thread:
         # The servers mostly wait while they start; the conversion mostly computes.
         converting = thread.submit(_base_model, options, steps)
         outcome = stack.bring_up(lambda running: show_servers(running, steps), options.lifetime_of)
@@ -123,7 +128,7 @@ def _stay(stack: Stack, console: Console) -> None:
 
 
 @contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
+def sigterm_interrupts() -> Iterator[None]:
     """SIGTERM ends the command as Ctrl-C does, so that it cleans up."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
