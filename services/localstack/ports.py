@@ -2,7 +2,10 @@
 
 import random
 import socket
+import time
+from collections.abc import Sequence
 
+POLL_S = 0.02
 LOOPBACK = "127.0.0.1"
 # Below the range from which systems take the local ports of outgoing connections, so that a port found free stays free.
 CANDIDATES = range(15_000, 32_000)
@@ -17,6 +20,13 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def wait_until_free(ports: Sequence[int], timeout_s: float) -> None:
+    """Return when nothing listens on the ports any more, or when the time is over."""
+    give_up_at = time.monotonic() + timeout_s
+    while not all(is_free(port) for port in ports) and time.monotonic() < give_up_at:
+        time.sleep(POLL_S)
 
 
 def accepts_connections(port: int) -> bool:

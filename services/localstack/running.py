@@ -1,14 +1,17 @@
 """running.json: what the supervisor owns, for `loraq up` and `loraq down` to read."""
 
 import time
+from contextlib import suppress
 from typing import Literal
 
 import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from services.localstack.files import StackFiles, try_lock, write_whole
+from services.localstack.ports import wait_until_free
 
 POLL_S = 0.02
+ORPHAN_TIMEOUT_S = 5.0
 
 
 class RunningServer(BaseModel):
@@ -73,12 +76,26 @@ def started_at(pid: int) -> float | None:
 
 
 def end_orphans(files: StackFiles) -> list[str]:
-    """End servers whose supervisor is gone; returns their names. On Linux the kernel has done so already."""
-    ended = []
-    for server in read_running(files).servers:
-        if server.pid is not None and server.started_at == started_at(server.pid):
-            psutil.Process(server.pid).kill()
-            while started_at(server.pid) is not None:
-                time.sleep(POLL_S)
-            ended.append(server.name)
-    return ended
+    """See servers end whose supervisor is gone; returns the names of those that had to be killed.
+
+    On Linux the kernel has told them to end already; PostgreSQL may still be writing its last checkpoint.
+    """
+    orphans = [server for server in read_running(files).servers if _lives(server)]
+    killed = [server.name for server in orphans if not _ends_by_itself(server)]
+    wait_until_free([server.port for server in orphans], ORPHAN_TIMEOUT_S)
+    return killed
+
+
+def _lives(server: RunningServer) -> bool:
+    return server.pid is not None and started_at(server.pid) == server.started_at is not None
+
+
+def _ends_by_itself(server: RunningServer) -> bool:
+    give_up_at = time.monotonic() + ORPHAN_TIMEOUT_S
+    while server.pid is not None and _lives(server):
+        if time.monotonic() > give_up_at:
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(server.pid).kill()
+            return False
+        time.sleep(POLL_S)
+    return True

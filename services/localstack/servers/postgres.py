@@ -5,6 +5,7 @@ import pwd
 import shutil
 import signal
 import tempfile
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
@@ -12,12 +13,15 @@ from urllib.parse import quote
 import psutil
 
 from services.localstack.ports import LOOPBACK
-from services.localstack.servers.server import MissingExtraError, Server
+from services.localstack.servers.server import POLL_S, MissingExtraError, Server
 
 USER = "loraq"
 MAX_CONNECTIONS = 300
 # PostgreSQL refuses to run as root; under root it becomes this user, which every Unix has.
 UNPRIVILEGED = "nobody"
+SHARED_MEMORY = Path("/proc/sysvipc/shm")
+SHARED_MEMORY_LINE = 6  # of postmaster.pid
+CRASH_TIMEOUT_S = 10.0
 
 
 class Postgres(Server):
@@ -42,9 +46,9 @@ class Postgres(Server):
         return f"postgresql://{USER}:{quote(self.password, safe='')}@{LOOPBACK}:{self.port}/{database}"
 
     def prepare(self) -> None:
-        """Make the cluster unless it exists; remove the pid file of a server that was killed."""
+        """Make the cluster unless it exists; clear up after a server that was killed."""
         if (self.directory / "PG_VERSION").exists():
-            self._remove_stale_pid_file()
+            self._clear_up_after_crash()
             return
         unfinished = self.directory.with_name(f"{self.directory.name}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -61,10 +65,18 @@ class Postgres(Server):
             password_file.flush()
             self.run_tool([find_program("initdb"), "-D", str(directory), f"--pwfile={password_file.name}", *options])
 
-    def _remove_stale_pid_file(self) -> None:
-        """PostgreSQL would refuse to start when an unrelated process has taken over the process id in the file."""
+    def _clear_up_after_crash(self) -> None:
+        """PostgreSQL refuses to start while children of a killed server live, or when its process id is in use again."""
         pid_file = self.directory / "postmaster.pid"
-        if pid_file.exists() and not _is_postgres(int(pid_file.read_text().split("\n", 1)[0])):
+        if not pid_file.exists():
+            return
+        lines = pid_file.read_text().splitlines()
+        give_up_at = time.monotonic() + CRASH_TIMEOUT_S
+        while len(lines) > SHARED_MEMORY_LINE and time.monotonic() < give_up_at:
+            if not _is_attached(int(lines[SHARED_MEMORY_LINE].split()[-1])):
+                break
+            time.sleep(POLL_S)
+        if not _is_postgres(int(lines[0])):
             pid_file.unlink()
 
     def command(self) -> list[str]:
@@ -97,6 +109,15 @@ class Postgres(Server):
     def has_database(self, database: str) -> bool:
         """Whether a database of that name exists."""
         return database in self.sql("select datname from pg_database").splitlines()
+
+
+def _is_attached(shared_memory_id: int) -> bool:
+    """Whether any process uses the shared memory; a Unix other than Linux does not tell."""
+    if not SHARED_MEMORY.exists():
+        return False
+    header, *segments = (line.split() for line in SHARED_MEMORY.read_text().splitlines())
+    by_id = {segment[header.index("shmid")]: segment[header.index("nattch")] for segment in segments}
+    return by_id.get(str(shared_memory_id), "0") != "0"
 
 
 def _is_postgres(pid: int) -> bool:

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from services.errors import ConfigError, RetryableError
 from services.localstack import child
-from services.localstack.ports import is_free
+from services.localstack.ports import is_free, wait_until_free
 
 POLL_S = 0.02
 STOP_TIMEOUT_S = 10.0
@@ -136,8 +136,7 @@ class Server(ABC):
         try:
             self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.kill()
         self.discard_leftovers()
 
     def kill(self) -> None:
@@ -145,6 +144,8 @@ class Server(ABC):
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            # Children of its own take a moment to notice, and hold its ports until then.
+            wait_until_free(self.ports, STOP_TIMEOUT_S)
 
     def run_tool(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
         """Run a program of the server's to its end, as the server's user; returns its output. Raises ServerError."""

@@ -1,0 +1,18 @@
+import socket
+
+from services.localstack.ports import accepts_connections, free_ports, is_free
+
+
+def test_free_ports_are_different_and_free() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    assert all(is_free(port) for port in ports)
+
+
+def test_a_port_that_is_listened_on_is_not_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert not is_free(port)
+        assert accepts_connections(port)
+    assert is_free(port)
+    assert not accepts_connections(port)

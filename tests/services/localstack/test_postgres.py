@@ -1,0 +1,69 @@
+"""PostgreSQL from its wheel: closed to others, and its data outlive a crash."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from services.localstack.ports import free_ports
+from services.localstack.servers import Postgres, ServerError
+
+
+@pytest.fixture
+def postgres(tmp_path: Path) -> Iterator[Postgres]:
+    """Below a directory that is closed to everyone but its owner, as a home directory is."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    server = Postgres(closed / "data", closed / "log", free_ports(1)[0], "p@ss/word")
+    yield server
+    server.stop()
+
+
+def test_data_outlive_a_crash(postgres: Postgres) -> None:
+    postgres.start()
+    postgres.sql("create database kept")
+    postgres.sql("create table t (x int)", "insert into t values (7)", database="kept")
+    postgres.kill()
+    postgres.start()
+    assert postgres.sql("select x from t", database="kept") == "7\n"
+    assert postgres.has_database("kept")
+    assert not postgres.has_database("other")
+
+
+def test_starts_though_another_process_has_taken_over_the_id_in_the_pid_file(postgres: Postgres) -> None:
+    postgres.start()
+    postgres.kill()
+    pid_file = postgres.directory / "postmaster.pid"
+    pid_file.write_text(pid_file.read_text().replace(pid_file.read_text().split("\n")[0], str(os.getpid()), 1))
+    postgres.start()
+    assert postgres.pid is not None
+
+
+def test_an_interrupted_initialisation_is_begun_anew(postgres: Postgres) -> None:
+    unfinished = postgres.directory.with_name("data.unfinished")
+    unfinished.mkdir()
+    (unfinished / "PG_VERSION").write_text("18\n")
+    postgres.start()
+    assert postgres.sql("select 1") == "1\n"
+    assert not unfinished.exists()
+
+
+async def test_the_password_is_needed(postgres_server: Postgres) -> None:
+    url = postgres_server.url("postgres").replace(postgres_server.password, "guessed")
+    with pytest.raises(asyncpg.InvalidPasswordError):
+        await asyncpg.connect(url)
+
+
+def test_a_bad_statement_is_quoted(postgres_server: Postgres) -> None:
+    with pytest.raises(ServerError, match=r'psql of postgres failed: .*syntax error at or near "selekt"'):
+        postgres_server.sql("selekt 1")
+
+
+def test_a_damaged_cluster_says_so(postgres: Postgres) -> None:
+    postgres.start()
+    postgres.stop()
+    (postgres.directory / "global" / "pg_control").unlink()
+    with pytest.raises(ServerError, match=r"(?s)postgres ended with status \d at its start.*pg_control"):
+        postgres.start()
