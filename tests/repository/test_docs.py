@@ -5,12 +5,16 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
 from prometheus_client import REGISTRY
 
+from schemas.job import JobRequest
 from services import telemetry
+from services.cli import cli
 
 ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 SETTING = re.compile(r"\bLORAQ_[A-Z0-9_]+\b")
@@ -82,3 +86,24 @@ def test_metrics_of_the_operators_page_exist() -> None:
     assert telemetry.ALARMS
     assert named
     assert named <= registered
+
+
+def test_the_readmes_record_is_a_valid_job_request() -> None:
+    records = re.findall(r"^    (\{.*?\}\})$", README, re.MULTILINE | re.DOTALL)
+    assert len(records) == 1
+    assert JobRequest.model_validate_json(records[0]).adapter == "support-tone"
+
+
+def test_commands_of_the_readme_have_the_options_that_it_gives_them() -> None:
+    lines = re.findall(r"^    loraq ([a-z &]+?)((?: [-./\"][^#\n]*)?)(?:#.*)?$", README, re.MULTILINE)
+    assert lines
+    for words, options in lines:
+        for words_of_one in words.split("&"):
+            command: click.Command = cli
+            for word in words_of_one.replace("loraq", "").split():
+                if isinstance(command, click.Group):
+                    found = command.get_command(click.Context(command), word)
+                    assert found is not None, word
+                    command = found
+            known = {flag for parameter in command.params for flag in parameter.opts}
+            assert set(re.findall(r"--[a-z-]+", options)) <= known
