@@ -209,7 +209,8 @@ class Engine:
         with torch.inference_mode():
             batch = build_batch(plan, self._pages_of, self._adapter_of, self._kv, self._device)
             sampling = [part.sequence for part in plan if part.is_last]
-            sampled = sample(self._decoder.forward(batch, self._kv), sampling) if sampling else []
+            logits = self._decoder.forward(batch, self._kv)
+            sampled = sample(logits, sampling) if sampling else []
         for part in plan:
             part.sequence.num_computed += part.num_tokens
         for sequence, choice in zip(sampling, sampled, strict=True):

@@ -95,7 +95,7 @@ def _restrict(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.T
     size = logits.shape[-1]
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(size, device=logits.device)
-    ordered.masked_fill_(ranks >= _column([p.top_k or size for p in params], ranks), -torch.inf)
+    ordered.masked_fill_(ranks >= _column([min(p.top_k or size, size) for p in params], ranks), -torch.inf)
     probabilities = torch.softmax(ordered.double(), dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
     cut = before >= _column([p.top_p for p in params], before)
@@ -109,11 +109,14 @@ def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
 
 
 def _uniforms(rows: Sequence[Running]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """One number in [0, 1) per row, made of its seed and its number of tokens so far alone (SplitMix64)."""
+    """One number in [0, 1) per row, made of its seed and its number of tokens so far alone (SplitMix64).
+
+    52 bits, so that its product with any sum stays below that sum.
+    """
     seeds = np.array([row.seed for row in rows], dtype=np.uint64)
     counts = np.array([len(row.output_ids) for row in rows], dtype=np.uint64)
     state = _mix(seeds + GOLDEN) + (counts + np.uint64(1)) * GOLDEN
-    return (_mix(state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (_mix(state) >> np.uint64(12)).astype(np.float64) * 2.0**-52
 
 
 def _mix(state: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:

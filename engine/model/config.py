@@ -18,6 +18,7 @@ LINEAR_PROJECTIONS = ATTENTION_PROJECTIONS + MLP_PROJECTIONS
 EMBEDDING = "embed_tokens"
 LM_HEAD = "lm_head"
 
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 DEFAULT_ROPE_THETA: dict[Family, float] = {"smollm3": 2_000_000.0}
 
 
@@ -117,13 +118,28 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     generation = model_dir / "generation_config.json"
     defaults = _read_json(generation) if generation.is_file() else {}
     try:
-        return _parse(raw, defaults)
+        _check_sizes(raw)
+        config = _parse(raw, defaults)
     except KeyError as error:
         raise ModelError(
             f"{model_dir / 'config.json'} has no field {error}; it is not a decoder's configuration"
         ) from error
     except (TypeError, ValueError) as error:
-        raise ModelError(f"{model_dir / 'config.json'} holds a value of the wrong type: {error}") from error
+        raise ModelError(f"{model_dir / 'config.json'} holds a wrong value: {error}") from error
+    if config.head_dim % 2:
+        raise ModelError(f"{model_dir / 'config.json'}: head_dim is {config.head_dim}; it must be even")
+    if config.num_heads % config.num_kv_heads:
+        raise ModelError(
+            f"{model_dir / 'config.json'}: num_attention_heads, {config.num_heads}, is no multiple of "
+            f"num_key_value_heads, {config.num_kv_heads}"
+        )
+    return config
+
+
+def _check_sizes(raw: Mapping[str, Any]) -> None:
+    for name in SIZES:
+        if int(raw[name]) < 1:
+            raise ValueError(f"{name} is {raw[name]}; it must be at least 1")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
