@@ -25,8 +25,8 @@ from services.settings import MIB, Settings
 
 
 @pytest.fixture
-async def store(settings: Settings) -> AsyncIterator[ObjectStore]:
-    async with open_store(settings) as store:
+async def store(store_settings: Settings) -> AsyncIterator[ObjectStore]:
+    async with open_store(store_settings) as store:
         yield store
 
 
@@ -73,8 +73,8 @@ async def test_more_than_expected_is_not_taken(store: ObjectStore, tmp_path: Pat
         await store.get_to("key", tmp_path / "in", 999)
 
 
-async def test_making_the_bucket_twice_is_fine(settings: Settings) -> None:
-    fresh = settings.model_copy(update={"s3_bucket": f"{settings.s3_bucket}-made"})
+async def test_making_the_bucket_twice_is_fine(store_settings: Settings) -> None:
+    fresh = store_settings.model_copy(update={"s3_bucket": f"{store_settings.s3_bucket}-made"})
     async with open_store(fresh) as store:
         await asyncio.gather(store.ensure_bucket(), store.ensure_bucket())
         await store.put_bytes("key", b"content", "text/plain")
@@ -88,8 +88,8 @@ async def test_a_signed_address_needs_no_keys(store: ObjectStore) -> None:
         assert await answer.read() == b"content"
 
 
-async def test_wrong_keys_are_named_and_may_be_mended(settings: Settings) -> None:
-    async with open_store(settings.model_copy(update={"s3_access_key": "wrong"})) as store:
+async def test_wrong_keys_are_named_and_may_be_mended(store_settings: Settings) -> None:
+    async with open_store(store_settings.model_copy(update={"s3_access_key": "wrong"})) as store:
         with pytest.raises(RetryableError, match="LORAQ_S3_ACCESS_KEY"):
             await store.list("")
 

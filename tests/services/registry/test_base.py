@@ -13,9 +13,9 @@ from tests.builders import tiny_llama
 
 
 @pytest.fixture
-def own_base(settings: Settings, tmp_path: Path) -> Settings:
-    """Settings with a base model that the test may change."""
-    return settings.model_copy(update={"base_model": tiny_llama(tmp_path / "Tiny-Llama")})
+def own_base(tmp_path: Path) -> Settings:
+    """Settings with a base model that the test may change, and nothing else."""
+    return Settings(_env_file=None, base_model=tiny_llama(tmp_path / "Tiny-Llama"), cache_dir=tmp_path / "cache")
 
 
 def test_the_fingerprint_is_read_once_until_a_file_changes(own_base: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,3 +75,8 @@ def test_a_remark_names_both() -> None:
     assert remark is not None
     assert "'someone/b'" in remark
     assert "serves a;" in remark
+
+
+def test_without_a_base_model_the_setting_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="LORAQ_BASE_MODEL is not set"):
+        load_base(Settings(_env_file=None, cache_dir=tmp_path))

@@ -11,13 +11,10 @@ import pytest
 
 from engine import adapter_digest
 from services.database import Pool, transaction
-from services.errors import ConfigError
 from services.objectstore import ObjectStore
 from services.registry.adapters import AdapterRow, disable, enable, list_adapters, show_adapter
-from services.registry.base import load_base
 from services.registry.push import Pushed
 from services.registry.registrar import Registrar, maintain
-from services.settings import Settings
 from tests.builders import lora_adapter, tiny_llama
 from tests.services.registry.conftest import MakeAdapter
 from tests.waiting import eventually
@@ -220,11 +217,6 @@ async def test_disabling_and_enabling(
         assert await enable(connection, acme, "tone") == [1, 2]
     assert (await row_of(pool, "tone@1")).status == "ready"
     assert (await row_of(pool, "tone@2")).status == "pending", "it was never checked"
-
-
-def test_without_a_base_model_the_registrar_does_not_start(settings: Settings) -> None:
-    with pytest.raises(ConfigError, match="LORAQ_BASE_MODEL is not set"):
-        load_base(settings)
 
 
 async def test_partitions_are_made_though_the_default_one_holds_rows_of_a_coming_day(

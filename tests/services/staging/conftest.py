@@ -1,21 +1,10 @@
-"""Staging needs the store alone, neither a database nor a broker."""
-
-from pathlib import Path
+"""Staging needs the store alone."""
 
 import pytest
 
-from services.localstack.servers import S3
 from services.settings import Settings
 
 
 @pytest.fixture
-def settings(s3_server: S3, bucket: str, tmp_path: Path) -> Settings:
-    """Settings with a fresh bucket and cache directory."""
-    return Settings(
-        _env_file=None,
-        s3_endpoint=s3_server.endpoint,
-        s3_access_key=s3_server.access_key,
-        s3_secret_key=s3_server.secret_key,
-        s3_bucket=bucket,
-        cache_dir=tmp_path / "cache",
-    )
+def settings(store_settings: Settings) -> Settings:
+    return store_settings
