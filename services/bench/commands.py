@@ -1,0 +1,80 @@
+"""`loraq bench engine`: the command line of the benchmarks."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from engine import EngineConfig, EngineError
+from services.bench.workload import EngineReport, Workload, adapter_dirs, run_engine
+from services.errors import ConfigError, InputError
+from services.settings import load_settings
+
+DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@click.group()
+def bench() -> None:
+    """Measure speed on this machine."""
+
+
+@bench.command()
+@click.option("--model", type=DIRECTORY, help="Base model directory [default: LORAQ_BASE_MODEL].")
+@click.option("--adapters", type=DIRECTORY, help="Directory of PEFT directories, taken in the order of their names.")
+@click.option("--requests", default=32, show_default=True, type=click.IntRange(1), help="Requests per run.")
+@click.option("--distinct", default=0, show_default=True, type=click.IntRange(0), help="Adapters; 0 is base only.")
+@click.option("--prompt-len", default=64, show_default=True, type=click.IntRange(1), help="Tokens per prompt.")
+@click.option("--new-tokens", default=64, show_default=True, type=click.IntRange(1), help="Tokens generated for each.")
+@click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["float32", "bfloat16", "float16"]))
+@click.option("--device", default="cpu", show_default=True, help="Where the engine runs.")
+@click.option("--threads", default=0, show_default=True, type=click.IntRange(0), help="CPU threads; 0 is one per core.")
+@click.option("--kv-bytes", default=1024**3, show_default=True, type=click.IntRange(1), help="Memory for KV, bytes.")
+@click.option(
+    "--repeats", default=3, show_default=True, type=click.IntRange(1), help="Measured runs; the median counts."
+)
+@click.option("--cold", is_flag=True, help="Also measure the first token of a warm and of a not yet loaded adapter.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on the last line.")
+def engine(
+    model: Path | None,
+    adapters: Path | None,
+    requests: int,
+    distinct: int,
+    prompt_len: int,
+    new_tokens: int,
+    dtype: str,
+    device: str,
+    threads: int,
+    kv_bytes: int,
+    repeats: int,
+    cold: bool,
+    as_json: bool,
+) -> None:
+    """Generate greedily for fixed random prompts, request i with adapter i modulo DISTINCT."""
+    workload = Workload(requests, distinct, prompt_len, new_tokens, repeats, cold)
+    config = EngineConfig(
+        model=model or _base_model(),
+        device=device,
+        dtype=dtype,  # type: ignore[arg-type]  # click has checked the choice
+        max_batch_size=requests,
+        max_batch_tokens=max(2048, requests),
+        kv_bytes=kv_bytes,
+        threads=threads,
+    )
+    try:
+        report = run_engine(config, workload, adapter_dirs(adapters, distinct), sys.stderr)
+    except EngineError as error:
+        raise InputError(str(error)) from error
+    click.echo(json.dumps(asdict(report)) if as_json else _table(report))
+
+
+def _base_model() -> Path:
+    model = load_settings().base_model
+    if model is None:
+        raise ConfigError("no base model: give --model or set LORAQ_BASE_MODEL")
+    return model
+
+
+def _table(report: EngineReport) -> str:
+    return "\n".join(f"{name:>22}  {value}" for name, value in asdict(report).items() if value is not None)
