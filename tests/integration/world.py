@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from schemas.common import Lane
 from services import kafka
@@ -120,24 +120,17 @@ class World:
 
     async def lag(self) -> int:
         """Records of all lanes that the group has not committed yet."""
-        consumer = kafka.job_consumer(self.settings)
-        consumer.assign([])
+        topics = [self.settings.jobs_topic(lane) for lane in Lane]
+        places = [TopicPartition(topic, number) for topic in topics for number in range(self.settings.partitions)]
+        consumer = AIOKafkaConsumer(**kafka.client_options(self.settings))
         await consumer.start()
         try:
-            return await _lag(consumer, self.settings)
+            ends = await consumer.end_offsets(places)
         finally:
             await consumer.stop()
-
-
-async def _lag(consumer: Any, settings: Settings) -> int:
-    from aiokafka import TopicPartition
-
-    places = [
-        TopicPartition(settings.jobs_topic(lane), number) for lane in Lane for number in range(settings.partitions)
-    ]
-    ends = await consumer.end_offsets(places)
-    consumer.assign(places)
-    return sum([ends[place] - (await consumer.committed(place) or 0) for place in places])
+        async with kafka.admin(self.settings) as admin:
+            committed = await admin.list_consumer_group_offsets(self.settings.consumer_group, partitions=places)
+        return sum(ends[place] - max(0, committed[place].offset if place in committed else 0) for place in places)
 
 
 def job_request(**fields: Any) -> dict[str, Any]:
