@@ -233,7 +233,7 @@ def _meaning(error: BaseException) -> tuple[type[ServiceError], str | None]:
             return kind, next((HINTS[prefix] for prefix in prefixes if prefix in HINTS), None)
         case asyncpg.exceptions.ClientConfigurationError():
             return ConfigError, "check LORAQ_DATABASE_URL"
-        case ValueError() | asyncpg.InternalClientError():
+        case ValueError():
             return PermanentError, None
         case _:
             return RetryableError, None

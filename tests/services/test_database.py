@@ -178,7 +178,8 @@ TABLE: list[tuple[BaseException, type[ServiceError]]] = [
     (postgres_error("58030"), RetryableError),
     (asyncpg.InterfaceError("the connection is closed"), RetryableError),
     (asyncpg.exceptions.ClientConfigurationError("bad URL"), ConfigError),
-    (asyncpg.InternalClientError("a bug"), PermanentError),
+    # What asyncpg raises, now and then, when the server ends a connection in the middle of an operation.
+    (asyncpg.InternalClientError("cannot switch to state 11; another operation (2) is in progress"), RetryableError),
     (ConnectionRefusedError("refused"), RetryableError),
     (ConnectionResetError("reset"), RetryableError),
     (TimeoutError(), RetryableError),
