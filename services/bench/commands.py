@@ -4,13 +4,16 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from engine import EngineConfig, EngineError
-from services.bench.workload import EngineReport, Workload, adapter_dirs, run_engine
 from services.errors import ConfigError, InputError
 from services.settings import load_settings
+
+if TYPE_CHECKING:
+    from services.bench.workload import EngineReport
 
 DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -52,6 +55,8 @@ def engine(
     as_json: bool,
 ) -> None:
     """Generate greedily for fixed random prompts, request i with adapter i modulo DISTINCT."""
+    from services.bench.workload import Workload, adapter_dirs, run_engine  # torch is slow to import
+
     workload = Workload(requests, distinct, prompt_len, new_tokens, repeats, cold)
     config = EngineConfig(
         model=model or _base_model(),
@@ -76,5 +81,5 @@ def _base_model() -> Path:
     return model
 
 
-def _table(report: EngineReport) -> str:
+def _table(report: "EngineReport") -> str:
     return "\n".join(f"{name:>22}  {value}" for name, value in asdict(report).items() if value is not None)
