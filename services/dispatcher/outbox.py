@@ -13,18 +13,32 @@ from uuid import UUID
 
 from services.database import Pool, translated
 from services.dispatcher.outcome import Blocked, Delivered, Failed, Outcome, Retry
+from services.dispatcher.slots import Room
+
+MAX_SEEN = 500  # due rows that one claim looks at, so that a long backlog costs no more than a short one
 
 CLAIM_WEBHOOKS = """
-with due as (
-    select id from loraq.outbox
+with seen as (
+    select id, lower(split_part(target, '/', 3)) as host, next_attempt_at
+    from loraq.outbox
     where state = 'pending' and kind = 'webhook' and pool = $1 and next_attempt_at <= now()
       and lower(split_part(target, '/', 3)) <> all ($2::text[])
     order by next_attempt_at
     limit $3
-    for update skip locked
+), placed as (
+    select id, host, row_number() over (partition by host order by next_attempt_at) as place from seen
+), due as (
+    select outbox.id
+    from loraq.outbox
+    join placed using (id)
+    left join unnest($4::text[], $5::integer[]) as room (host, slots) using (host)
+    where placed.place <= coalesce(room.slots, $6) and outbox.state = 'pending' and outbox.next_attempt_at <= now()
+    order by outbox.next_attempt_at
+    limit $7
+    for update of outbox skip locked
 )
 update loraq.outbox claimed
-set attempts = claimed.attempts + 1, next_attempt_at = now() + $4
+set attempts = claimed.attempts + 1, next_attempt_at = now() + $8
 from due where claimed.id = due.id
 returning claimed.id, claimed.event_id, claimed.tenant, claimed.job_id, claimed.body, claimed.target,
     claimed.traceparent, claimed.attempts, claimed.created_at, now() as claimed_at,
@@ -43,7 +57,11 @@ with finished as (
 )
 insert into loraq.webhook_deliveries
     (webhook_id, tenant, job_id, url, attempt, outcome, status_code, error, started_at, duration_ms, next_attempt_at)
-values ($5, $6, $7, $8, $2, $9, $10, $11, $12, $13, (select next_attempt_at from finished))
+select $5, $6, $7, $8, $2, $9, $10, $11, $12, $13, (select next_attempt_at from finished)
+where not exists (
+    select from loraq.webhook_deliveries
+    where tenant = $6 and job_id = $7 and webhook_id = $5 and attempt = $2
+)
 """
 
 GIVE_BACK = """
@@ -136,13 +154,17 @@ class Outbox:
         self._database = database
         self._pool = pool
 
-    async def claim_webhooks(self, limit: int, claim_for: timedelta, full_hosts: Sequence[str]) -> list[WebhookRow]:
-        """At most `limit` due webhooks, none to `full_hosts`; they are this dispatcher's for `claim_for`."""
-        rows = await self._fetch(CLAIM_WEBHOOKS, self._pool, full_hosts, limit, claim_for)
+    async def claim_webhooks(self, room: Room, claim_for: timedelta) -> list[WebhookRow]:
+        """The due webhooks that there is room for; they are this dispatcher's for `claim_for`."""
+        full = [host for host, slots in room.by_host.items() if slots <= 0]
+        hosts, slots = list(room.by_host), list(room.by_host.values())
+        rows = await self._fetch(
+            CLAIM_WEBHOOKS, self._pool, full, MAX_SEEN, hosts, slots, room.other_hosts, room.total, claim_for
+        )
         return [WebhookRow(**row) for row in rows]
 
     async def finish_webhook(self, row: WebhookRow, outcome: Outcome, status: int | None, duration: timedelta) -> None:
-        """Write the attempt down and move its row on, in one statement."""
+        """Write the attempt down and move its row on, in one statement that may safely be repeated."""
         state, after = state_after(outcome)
         claim = (row.id, row.attempts, state, after)
         delivery = (row.event_id, row.tenant, row.job_id, row.target)

@@ -5,9 +5,19 @@ that used up its time. Suspects together never hold more than half of all slots.
 """
 
 from collections import Counter, OrderedDict
+from dataclasses import dataclass
 
 START_SLOTS = 2
 REMEMBERED_HOSTS = 10_000
+
+
+@dataclass(frozen=True)
+class Room:
+    """Attempts that may start: in all, by host, and to each host that is not named."""
+
+    total: int
+    by_host: dict[str, int]
+    other_hosts: int
 
 
 class HostSlots:
@@ -25,16 +35,16 @@ class HostSlots:
         """Attempts that may start now, whatever their host."""
         return self._total - self._in_flight.total()
 
-    @property
-    def full_hosts(self) -> list[str]:
-        """Hosts that may not start another attempt now."""
-        busy = [host for host in self._in_flight if not self._has_room(host)]
-        waiting = [] if self._suspects_have_room else [host for host in self._suspects if not self._in_flight[host]]
-        return [*busy, *waiting]
+    def room(self, most: int) -> Room:
+        """What may be started now, `most` attempts at most."""
+        by_host = {host: max(0, self._room_for(host)) for host in self._in_flight}
+        if not self._suspects_have_room:
+            by_host |= dict.fromkeys(self._suspects, 0)
+        return Room(min(self.free, most), by_host, min(START_SLOTS, self._per_host))
 
     def take(self, host: str) -> bool:
         """Take a slot for an attempt to `host`; False if there is none."""
-        if self.free <= 0 or not self._has_room(host):
+        if self.free <= 0 or self._room_for(host) <= 0:
             return False
         self._in_flight[host] += 1
         return True
@@ -52,10 +62,10 @@ class HostSlots:
         assert all(0 < count <= self._per_host for count in self._in_flight.values())
         assert self._suspects <= set(self._limits)
 
-    def _has_room(self, host: str) -> bool:
+    def _room_for(self, host: str) -> int:
         if host in self._suspects and not self._suspects_have_room:
-            return False
-        return self._in_flight[host] < self._limit(host)
+            return 0
+        return self._limit(host) - self._in_flight[host]
 
     @property
     def _suspects_have_room(self) -> bool:

@@ -21,6 +21,7 @@ from services.secrets import SecretBox
 
 MAX_CLAIM = 100
 CLAIM_SLACK = timedelta(seconds=30)
+RECORD_PAUSES_S = (0.1, 1.0, 5.0)  # together well within the slack
 NO_SECRET = "the tenant's webhook secret cannot be used; the operator is told"  # noqa: S105  # a sentence
 _log = telemetry.get_logger()
 
@@ -68,13 +69,12 @@ class WebhookLoop:
 
     async def _start_due(self) -> int:
         """Claim what the slots allow and start it; returns how many attempts were started."""
-        limit = min(self._slots.free, MAX_CLAIM)
-        if limit <= 0:
-            self._held_back = True
+        room = self._slots.room(MAX_CLAIM)
+        self._held_back = room.total <= 0 or 0 in room.by_host.values()
+        if room.total <= 0:
             return 0
-        rows = await self._outbox.claim_webhooks(limit, self._times.timeout + CLAIM_SLACK, self._slots.full_hosts)
+        rows = await self._outbox.claim_webhooks(room, self._times.timeout + CLAIM_SLACK)
         surplus = [row for row in rows if not self._start(row)]
-        self._held_back = bool(surplus or self._slots.full_hosts)
         await self._outbox.give_back(surplus)
         return len(rows) - len(surplus)
 
@@ -134,9 +134,18 @@ class WebhookLoop:
             duration = timedelta(seconds=time.monotonic() - begun)
             outcome = self._outcome(row, answer, duration)
             _describe(span, answer, outcome)
-            await self._outbox.finish_webhook(row, outcome, _status(answer), duration)
+            await self._record(row, outcome, _status(answer), duration)
             _report(row, answer, outcome, duration)
             return isinstance(answer, Unreachable) and answer.timed_out
+
+    async def _record(self, row: WebhookRow, outcome: Outcome, status: int | None, duration: timedelta) -> None:
+        """Write it down, again if the database stumbles: a receiver should not see a webhook twice for that."""
+        for pause_s in RECORD_PAUSES_S:
+            try:
+                return await self._outbox.finish_webhook(row, outcome, status, duration)
+            except RetryableError:
+                await asyncio.sleep(pause_s)
+        return await self._outbox.finish_webhook(row, outcome, status, duration)
 
     async def _answer(self, row: WebhookRow) -> Answer:
         """What the receiver said; an unusable secret is the operator's fault, so it raises an alarm and is retried."""
