@@ -9,7 +9,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 TESTS ?= tests
-BENCH ?= engine --json
+BENCH ?= engine --adapters docs/examples/adapters --distinct 4 --json
+BASE_MODEL = from services.basemodel import ensure_base_model; from services.settings import default_cache_dir; \
+	print(ensure_base_model(default_cache_dir()))
 
 # Hard links where the cache lies on the same file system, copies elsewhere; byte code is compiled on first import.
 export UV_LINK_MODE ?= hardlink
@@ -49,8 +51,8 @@ fmt: $(VENV)/.dev ## format the code and apply the safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.local ## measure; BENCH="service --jobs 2000 --json" chooses what
-	@$(BIN)/loraq bench $(BENCH)
+bench: $(VENV)/.local ## measure the engine; BENCH="engine --distinct 0 --json" chooses what, LORAQ_BASE_MODEL on which model
+	@export LORAQ_BASE_MODEL="$${LORAQ_BASE_MODEL:-$$($(BIN)/python -c '$(BASE_MODEL)')}"; $(BIN)/loraq bench $(BENCH)
 
 reference: $(VENV)/.dev ## write docs/reference, docs/configuration.md and docs/errors.md from the code
 	$(BIN)/python -m schemas.export docs/reference
