@@ -14,7 +14,6 @@ from typing import Any, TextIO, cast
 import structlog
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -157,6 +156,9 @@ def configure(settings: Settings, process: str) -> None:
     """Set up logs on stderr and, if `settings.otlp_endpoint` is set, the export of spans."""
     _configure_logs(settings.log_format, settings.log_level, process)
     if settings.otlp_endpoint:
+        # Imported here: its protobuf and HTTP client cost every command a tenth of a second, and few export.
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
         exporter = OTLPSpanExporter(endpoint=settings.otlp_endpoint.rstrip("/") + "/v1/traces")
         trace_to(BatchSpanProcessor(exporter), process)
 

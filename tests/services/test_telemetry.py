@@ -1,8 +1,10 @@
 """Log lines, trace context and names."""
 
+import asyncio
 import json
 import logging
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from services import telemetry
 from services.settings import Settings
+from tests.services.dispatcher.servers import raw_server, saying
 from tests.spans import recorded_spans
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -128,3 +131,23 @@ def test_names_of_attributes_and_metrics_stand_nowhere_else() -> None:
         if source.name != "telemetry.py":
             found = {text.strip("\"'") for text in quoted.findall(source.read_text())}
             assert not found & names, f"{source} spells out {found & names}"
+
+
+EXPORTING = """
+from services import lifecycle, telemetry
+from services.settings import Settings
+
+async def serve(life):
+    with telemetry.tracer().start_as_current_span("work"):
+        pass
+
+lifecycle.run("sample", Settings(_env_file=None, otlp_endpoint="ENDPOINT"), serve)
+"""
+
+
+async def test_spans_are_exported_before_the_process_ends() -> None:
+    async with raw_server(saying(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")) as collector:
+        source = EXPORTING.replace("ENDPOINT", f"http://127.0.0.1:{collector.port}/")
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", source)
+        assert await process.wait() == 0
+        assert [head.splitlines()[0] for head in collector.heads] == ["POST /v1/traces HTTP/1.1"]
