@@ -8,6 +8,7 @@ import click
 
 from services.localstack.config import ServerName
 from services.localstack.stack import Stack
+from services.localstack.up import UpOptions, run_up
 from services.settings import default_cache_dir
 
 DEFAULT_DIR = Path(".loraq")
@@ -57,8 +58,6 @@ def up(broker_port: int | None, postgres_port: int | None, s3_port: int | None, 
     Makes the schema, the topics, the bucket and the base model as well, and writes how to reach all of it to
     DIR/stack.env. Typed again, it starts what has ended and changes nothing else.
     """
-    from services.localstack.up import UpOptions, run_up  # here, since `loraq down` need not wait for its imports
-
     wanted: dict[ServerName, int | None] = {"broker": broker_port, "postgres": postgres_port, "s3": s3_port}
     ports = {server: port for server, port in wanted.items() if port is not None}
     run_up(UpOptions(ports=ports, **options))

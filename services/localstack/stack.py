@@ -86,10 +86,12 @@ class Stack:
                 self._ends_within(END_TIMEOUT_S)
         ended = end_orphans(self.files)
         self._forget()
+        self._reap()
         return was_running or bool(ended)
 
     def _start_supervisor(self, lifetime_of: int | None) -> None:
         self._forget()
+        self._reap()
         lifetimes = [os.getpid()] + ([lifetime_of] if lifetime_of is not None else [])
         with self.files.log("supervisor").open("ab") as log:
             self._started = subprocess.Popen(
@@ -105,6 +107,10 @@ class Stack:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def _reap(self) -> None:
+        if self._started is not None:
+            self._started.wait(END_TIMEOUT_S)
 
     def _settle(self, report: Report, repairs: int) -> None:
         give_up_at = time.monotonic() + SETTLE_TIMEOUT_S

@@ -4,9 +4,10 @@ import json
 import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
@@ -14,11 +15,10 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from services.basemodel import ensure_base_model
 from services.errors import ConfigError
 from services.localstack.config import ServerName, StackConfig
 from services.localstack.display import Steps, show_servers, show_summary
-from services.localstack.prepare import ensure_schema, ensure_topics_and_bucket, stack_settings, write_env
+from services.localstack.files import StackFiles
 from services.localstack.running import read_running
 from services.localstack.servers import ServerError
 from services.localstack.stack import Outcome, Stack
@@ -76,20 +76,35 @@ def bring_up(stack: Stack, options: UpOptions, steps: Steps) -> tuple[StackConfi
     If it raises, what it started still runs: `stack.abandon()` ends that.
     """
     config = stack.configure(options.ports)
-    with ThreadPoolExecutor(1) as thread:
-        # The servers mostly wait while they start; the conversion mostly computes.
-        converting = thread.submit(_base_model, options, steps)
+    with ThreadPoolExecutor(2) as threads:
+        # While the servers start, which is mostly waiting, the model is converted and their clients are imported.
+        converting = threads.submit(_base_model, options, steps)
+        importing = threads.submit(import_module, "services.localstack.prepare")
         outcome = stack.bring_up(lambda running: show_servers(running, steps), options.lifetime_of)
         show_servers(read_running(stack.files), steps)
-        steps.now("schema", "migrating")
-        steps.done("schema", f"version {ensure_schema(config, stack.files)}")
-        base_model = converting.result()
-        _topics_and_bucket(config, base_model, steps)
-        write_env(config, stack.files, base_model)
+        importing.result()
+        base_model = _make_usable(config, stack.files, converting, steps)
     return config, outcome, base_model
 
 
+def _make_usable(config: StackConfig, files: StackFiles, converting: "Future[Path]", steps: Steps) -> Path:
+    from services.localstack import prepare
+
+    steps.now("schema", "migrating")
+    steps.done("schema", f"version {prepare.ensure_schema(config, files)}")
+    base_model = converting.result()
+    steps.now("topics", "making topics and bucket")
+    settings = prepare.stack_settings(config, base_model)
+    made = prepare.ensure_topics_and_bucket(settings)
+    steps.done("topics", f"{len(made)} made" if made else "all there")
+    steps.done("bucket", settings.s3_bucket)
+    prepare.write_env(config, files, base_model)
+    return base_model
+
+
 def _base_model(options: UpOptions, steps: Steps) -> Path:
+    from services.basemodel import ensure_base_model
+
     def show(doing: str, fraction: float) -> None:
         steps.now("base model", f"{doing} {fraction:.0%}")
 
@@ -99,18 +114,10 @@ def _base_model(options: UpOptions, steps: Steps) -> Path:
     return model
 
 
-def _topics_and_bucket(config: StackConfig, base_model: Path, steps: Steps) -> None:
-    steps.now("topics", "making topics and bucket")
-    settings = stack_settings(config, base_model)
-    made = ensure_topics_and_bucket(settings)
-    steps.done("topics", f"{len(made)} made" if made else "all there")
-    steps.done("bucket", settings.s3_bucket)
-
-
 def _stay(stack: Stack, console: Console) -> None:
-    console.print("Ctrl-C ends it.")
     dead: set[str] = set()
     try:
+        console.print("Ctrl-C ends it.")
         while stack.supervisor is not None:
             for server in read_running(stack.files).dead:
                 if server.name not in dead:

@@ -66,7 +66,7 @@ class Postgres(Server):
             self.run_tool([find_program("initdb"), "-D", str(directory), f"--pwfile={password_file.name}", *options])
 
     def _clear_up_after_crash(self) -> None:
-        """PostgreSQL refuses to start while children of a killed server live, or when its process id is in use again."""
+        """PostgreSQL refuses to start while children of a killed server live, or another process has its id."""
         pid_file = self.directory / "postmaster.pid"
         if not pid_file.exists():
             return
@@ -76,7 +76,7 @@ class Postgres(Server):
             if not _is_attached(int(lines[SHARED_MEMORY_LINE].split()[-1])):
                 break
             time.sleep(POLL_S)
-        if not _is_postgres(int(lines[0])):
+        if not _serves(int(lines[0]), self.directory):
             pid_file.unlink()
 
     def command(self) -> list[str]:
@@ -120,9 +120,9 @@ def _is_attached(shared_memory_id: int) -> bool:
     return by_id.get(str(shared_memory_id), "0") != "0"
 
 
-def _is_postgres(pid: int) -> bool:
+def _serves(pid: int, directory: Path) -> bool:
     try:
-        return psutil.Process(pid).name() == "postgres"
+        return str(directory) in psutil.Process(pid).cmdline()
     except psutil.NoSuchProcess:
         return False
 
