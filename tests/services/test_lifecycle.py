@@ -13,8 +13,9 @@ import aiohttp
 import pytest
 
 from services.errors import ConfigError
-from services.lifecycle import Lifecycle, LoopWatchdog, serve_health
+from services.lifecycle import Lifecycle, serve_health
 from services.settings import Settings
+from services.watchdog import LoopWatchdog
 from tests.waiting import eventually, eventually_sync
 
 PROGRAM = """
