@@ -79,7 +79,9 @@ def authenticate(
     expected = signature(known.key, candidate.record.value or b"")
     if hmac.compare_digest(sent.lower().encode(), expected.encode()):
         return None
-    return _unauthenticated(candidate, f"the {SIGNATURE_HEADER} header does not match tenant {tenant!r}'s producer key")
+    return _unauthenticated(
+        candidate, f"the {SIGNATURE_HEADER} header does not match the producer key of tenant {tenant!r}"
+    )
 
 
 def _text(value: bytes | None) -> str | None:
