@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,29 @@ def test_hooks_before_a_commit_run_what_lint_runs() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     lint = makefile.split("\nlint:", 1)[1].split("\n\n", 1)[0]
     assert hooks == set(re.findall(r"\$\(BIN\)/(\S+)", lint))
+
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+blocked, left_out = sys.argv[1].split(","), tuple(sys.argv[2].split(","))
+sys.modules.update(dict.fromkeys(blocked))
+for name in ("engine", "schemas", "services"):
+    for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
+        if not module.name.startswith(left_out):
+            importlib.import_module(module.name)
+"""
+
+
+def test_processes_import_nothing_that_only_the_extras_bring() -> None:
+    """The image holds the runtime requirements alone."""
+    runtime, development = _pins("runtime"), _pins("dev")
+    blocked = {
+        name
+        for name, holders in packages_distributions().items()
+        if {canonicalize_name(holder) for holder in holders} <= development.keys() - runtime.keys()
+    }
+    assert {"psutil", "peft", "pytest"} <= blocked
+    left_out = "services.localstack,services.demo"
+    command = [sys.executable, "-c", IMPORT_ALL, ",".join(blocked), left_out]
+    imported = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert imported.returncode == 0, imported.stderr
