@@ -1,0 +1,112 @@
+"""The demo's own processes: registrar, worker and dispatcher, as an operator starts them."""
+
+import asyncio
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from services.localstack.files import StackFiles
+from services.localstack.running import read_running, supervisor_pid
+from services.localstack.servers import Server, ServerError
+
+POLL_S = 0.1
+READY_TIMEOUT_S = 180.0
+
+
+class LoraqProcess(Server):
+    """`loraq <name>` as a child of this process; it is ready when its /readyz says so."""
+
+    def __init__(self, files: StackFiles, variables: Mapping[str, str]) -> None:
+        super().__init__(files.data(self.name), files.log(self.name), [])
+        self._port_file = self.directory / "port"
+        self._variables = {**variables, "LORAQ_HTTP_PORT_FILE": str(self._port_file)}
+
+    def prepare(self) -> None:
+        """An earlier run's port belongs to a stranger by now, and its log would mislead."""
+        super().prepare()
+        self._port_file.unlink(missing_ok=True)
+        self.log.unlink(missing_ok=True)
+
+    def command(self) -> list[str]:
+        """The same entry point as on the command line."""
+        return [sys.executable, "-m", "services.cli", self.name]
+
+    def environment(self) -> Mapping[str, str]:
+        """Its settings."""
+        return self._variables
+
+    @property
+    def address(self) -> str | None:
+        """Base URL of /healthz, /readyz and /metrics once they are served."""
+        try:
+            return f"http://127.0.0.1:{int(self._port_file.read_text())}"
+        except FileNotFoundError:
+            return None
+
+    def is_ready(self) -> bool:
+        """Whether /readyz answers 200."""
+        if self.address is None:
+            return False
+        try:
+            with urllib.request.urlopen(f"{self.address}/readyz", timeout=2.0) as answer:  # noqa: S310  # loopback
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    async def until_ready(self) -> None:
+        """Wait for it without blocking the loop; raises ServerError with the end of its log."""
+        give_up_at = time.monotonic() + READY_TIMEOUT_S
+        while not await asyncio.to_thread(self.check_ready):
+            if time.monotonic() > give_up_at:
+                raise ServerError(f"{self.name} was not ready after {READY_TIMEOUT_S:g} s; {self._log_tail()}")
+            await asyncio.sleep(POLL_S)
+
+    def check_alive(self) -> None:
+        """Raises ServerError with the end of its log when it has ended."""
+        if self.pid is None:
+            raise ServerError(f"{self.name} ended with status {self.exit_status}; {self._log_tail()}")
+
+
+class Registrar(LoraqProcess):
+    """`loraq registrar`."""
+
+    name = "registrar"
+
+
+class Worker(LoraqProcess):
+    """`loraq worker`."""
+
+    name = "worker"
+
+
+class Dispatcher(LoraqProcess):
+    """`loraq dispatcher`."""
+
+    name = "dispatcher"
+
+
+@contextmanager
+def running(processes: Sequence[LoraqProcess]) -> Iterator[None]:
+    """Start all, without waiting for them; at the end stop them side by side and wait until they are gone."""
+    with ThreadPoolExecutor(len(processes)) as threads:
+        try:
+            for process in processes:
+                process.launch()
+            yield
+        finally:
+            list(threads.map(lambda process: process.stop(), processes))
+
+
+async def watch(processes: Sequence[LoraqProcess], files: StackFiles) -> None:
+    """Raises ServerError as soon as one of the demo's processes, or a server of its stack, has ended."""
+    while True:
+        for process in processes:
+            process.check_alive()
+        for server in read_running(files).dead:
+            raise ServerError(server.problem or f"{server.name} ended; see {files.log(server.name)}")
+        if supervisor_pid(files) is None:
+            raise ServerError(f"the local stack was ended from outside; see {files.log('supervisor')}")
+        await asyncio.sleep(POLL_S)

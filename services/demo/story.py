@@ -1,0 +1,112 @@
+"""What the demo does once its servers are up: tenants, adapters, jobs, and what came of them."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from rich.markup import escape
+
+from services.database import Pool, open_pool, transaction
+from services.demo.check import Row, Verdict
+from services.demo.plan import TENANTS, Adapter, Job, plan_jobs
+from services.demo.processes import LoraqProcess
+from services.demo.tenancy import ensure_tenants, push_all
+from services.demo.traffic import follow, produce, receivers
+from services.demo.view import View
+from services.localstack.display import Steps
+from services.objectstore import open_store
+from services.registry.adapters import AdapterRow
+from services.settings import Settings
+
+SUMMARY = """
+select coalesce(j.adapter || '@' || j.adapter_version, 'base') as adapter, count(*) as jobs,
+       sum(r.completion_tokens) as tokens, round(avg(r.queue_ms))::int as queue_ms,
+       round(avg(r.load_ms))::int as load_ms, round(avg(r.total_ms))::int as total_ms
+from loraq.jobs j join loraq.results r using (accepted_on, tenant, job_id)
+where j.state = 'succeeded' and j.metadata->>'demo' = '{run}'
+group by 1 order by 1
+"""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What came of the demo."""
+
+    jobs: Sequence[Job]
+    rows: Sequence[Row]
+    verdict: Verdict
+    adapters: Sequence[AdapterRow]
+    sql: str
+    summary: Sequence[dict[str, Any]]
+    seconds: float
+    """From the first job produced to the last webhook received."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated."""
+        return sum(row.completion_tokens or 0 for row in self.rows)
+
+    @property
+    def side_by_side(self) -> tuple[str, list[tuple[str, str, str]]]:
+        """The first prompt, and (adapter, rank, answer) of everyone who was asked it, the base first."""
+        prompt = self.jobs[0].prompt
+        ranks = {adapter.name: str(adapter.rank) for adapter in self.adapters}
+        answers = {row.job_id: row.output_text for row in self.rows}
+        asked = {job.adapter: job for job in reversed(self.jobs) if job.prompt == prompt}
+        ordered = sorted(asked, key=lambda name: int(ranks.get(name or "", "0")))
+        lines = [(name, answers.get(asked[name].job_id) or "(no answer)") for name in ordered]
+        return prompt, [(name or "base", ranks.get(name or "", ""), answer) for name, answer in lines]
+
+
+@dataclass(frozen=True)
+class Story:
+    """One run on servers that are up."""
+
+    settings: Settings
+    adapters: Sequence[Adapter]
+    num_jobs: int
+    view: View
+    steps: Steps
+
+    async def tell(self, processes: Sequence[LoraqProcess]) -> Told:
+        """From waiting for the processes to the verdict; raises ServiceError when something does not work at all."""
+        run = uuid4().hex[:8]
+        async with open_pool(self.settings) as pool:
+            with self.steps:
+                waiting = asyncio.gather(*(self._until_ready(process) for process in processes))
+                secrets = await self._tenants(pool)
+                pushed = await self._push(pool)
+                await waiting
+            jobs = plan_jobs(self.adapters, self.num_jobs, run)
+            async with receivers(secrets) as to:
+                with self.view.job_progress(Counter(job.adapter for job in jobs)) as bars:
+                    began_at = time.monotonic()
+                    await produce(self.settings, jobs, to)
+                    rows, verdict = await follow(pool, jobs, to, bars.update)
+                    seconds = time.monotonic() - began_at
+            sql = SUMMARY.strip().format(run=run)
+            async with transaction(pool, "read the demo's summary") as connection:
+                summary = [dict(row) for row in await connection.fetch(sql)]
+        return Told(jobs, rows, verdict, pushed, sql, summary, seconds)
+
+    async def _until_ready(self, process: LoraqProcess) -> None:
+        self.steps.now(process.name, "starting")
+        await process.until_ready()
+        self.steps.done(process.name, f"{process.address}/metrics")
+
+    async def _tenants(self, pool: Pool) -> dict[str, str]:
+        secrets = await ensure_tenants(pool, self.settings, TENANTS)
+        self.steps.done("tenants", ", ".join(TENANTS))
+        return secrets
+
+    async def _push(self, pool: Pool) -> list[AdapterRow]:
+        self.steps.now("adapters", "pushing to S3, waiting for the registrar")
+        async with open_store(self.settings) as store:
+            pushed = await push_all(pool, store, self.settings, self.adapters)
+        described = [f"{row.tenant}/{row.ref} (rank {row.rank})" for row in pushed]
+        self.steps.done("adapters", escape(", ".join(described) or "none fits this base model"))
+        return pushed

@@ -1,0 +1,42 @@
+"""The demo's tenants and their adapters, by the way that everyone takes: S3, a pending version, the registrar."""
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+from schemas.common import AdapterStatus
+from services.database import Pool, transaction
+from services.demo.plan import Adapter
+from services.errors import InputError, RetryableError
+from services.objectstore import ObjectStore
+from services.registry.adapters import AdapterRow
+from services.registry.push import inspect, push, verdict
+from services.registry.tenants import add_tenant, webhook_secrets
+from services.secrets import SecretBox
+from services.settings import Settings
+
+VERDICT_TIMEOUT_S = 60.0
+
+
+async def ensure_tenants(pool: Pool, settings: Settings, tenants: Collection[str]) -> dict[str, str]:
+    """Add the tenants that an earlier run has not; returns the webhook secret of each."""
+    box = SecretBox(settings.secret_key)
+    async with transaction(pool, "add the demo's tenants") as connection:
+        known = await webhook_secrets(connection, box, tenants)
+        new = [await add_tenant(connection, box, tenant) for tenant in sorted(set(tenants) - known.keys())]
+    return known | {tenant.tenant: tenant.webhook_secret for tenant in new}
+
+
+async def push_all(pool: Pool, store: ObjectStore, settings: Settings, adapters: Sequence[Adapter]) -> list[AdapterRow]:
+    """Push every adapter and wait for the registrar; raises InputError with its reason for one that is not ready."""
+    return list(await asyncio.gather(*(_push(pool, store, settings, adapter) for adapter in adapters)))
+
+
+async def _push(pool: Pool, store: ObjectStore, settings: Settings, adapter: Adapter) -> AdapterRow:
+    local = await asyncio.to_thread(inspect, adapter.directory, settings.max_adapter_bytes)
+    pushed = await push(pool, store, adapter.tenant, adapter.name, local)
+    row = await verdict(pool, pushed, VERDICT_TIMEOUT_S)
+    if row.status == AdapterStatus.PENDING:
+        raise RetryableError(f"{pushed.ref} of {adapter.tenant} is still pending after {VERDICT_TIMEOUT_S:g} s")
+    if row.status != AdapterStatus.READY:
+        raise InputError(f"{pushed.ref} of {adapter.tenant} is {row.status}: {row.status_reason}")
+    return row
