@@ -102,6 +102,7 @@ TenantName = Annotated[str, Field(pattern=NAME_PATTERN, description="Tenant: 1 t
 AdapterName = Annotated[
     str, Field(pattern=NAME_PATTERN, description="Adapter without version: 1 to 64 of a-z 0-9 . _ -")
 ]
+EndpointName = Annotated[str, Field(pattern=NAME_PATTERN, description="Endpoint: 1 to 64 of a-z 0-9 . _ -")]
 AdapterRef = Annotated[
     str, Field(pattern=ADAPTER_REF_PATTERN, description="`name`: its newest active version; `name@3`: that one")
 ]

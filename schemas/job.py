@@ -6,7 +6,7 @@ from uuid import UUID
 
 from pydantic import AnyHttpUrl, AwareDatetime, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from schemas.common import MAX_METADATA_BYTES, AdapterRef, Strict, TenantName, exactly_one
+from schemas.common import MAX_METADATA_BYTES, AdapterRef, EndpointName, Strict, TenantName, exactly_one
 
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
@@ -44,7 +44,7 @@ class WebhookTarget(Strict):
     model_config = ConfigDict(json_schema_extra=exactly_one({"url": "string", "endpoint": "string"}))
 
     url: AnyHttpUrl | None = None
-    endpoint: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    endpoint: EndpointName | None = None
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:

@@ -2,7 +2,8 @@
 
 Text passes one seam on its way in: U+0000 becomes U+2400 and lone surrogates become U+FFFD, in text and in jsonb.
 In jsonb NaN and infinities become null. Times must carry a time zone. A str or bytes for a jsonb column is refused,
-because it would be stored as a JSON string.
+because it would be stored as a JSON string. asyncpg encodes `text[]` by itself and passes no codec: what
+people or models say goes through `storable` before it becomes part of an array.
 """
 
 import asyncio

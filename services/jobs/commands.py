@@ -113,7 +113,7 @@ def jobs() -> None:
 def show(job_id: UUID | None, tenant: str | None, state: str | None, limit: int, as_json: bool) -> None:
     """List the newest jobs, or show everything about JOB_ID, its output included."""
     from services.jobs.rows import list_jobs, show_job
-    from services.registry.commands.output import on_database, print_fields, print_json, print_rows
+    from services.output import on_database, print_fields, print_json, print_rows
 
     if job_id is None:
         rows = on_database(lambda connection: list_jobs(connection, tenant, state, limit))

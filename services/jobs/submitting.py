@@ -13,8 +13,8 @@ from schemas.job import JobRequest
 from services.database import open_pool, transaction
 from services.errors import InputError
 from services.jobs.rows import wait_for
+from services.output import print_json, print_rows
 from services.producer import MAX_IN_FLIGHT, JobProducer, Receipt
-from services.registry.commands.output import print_json, print_rows
 from services.registry.tenants import require_tenant
 from services.settings import Settings
 

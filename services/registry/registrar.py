@@ -184,8 +184,8 @@ async def serve(life: Lifecycle, settings: Settings) -> None:
     async with open_pool(settings) as pool, open_store(settings) as store:
         stager = Stager(settings, store)
         registrar = Registrar(pool, stager, base, settings.poll_interval_s)
-        life.background("listen", listen(settings, CHANNEL, registrar.wake))
-        life.background("maintain", maintain(pool))
+        life.background("listen", listen(settings, CHANNEL, registrar.wake), endless=True)
+        life.background("maintain", maintain(pool), endless=True)
         for number in range(max(1, min(LANES, settings.database_pool_size - 1))):
             life.background(f"lane {number}", registrar.lane(life.stop))
         await life.until_stopped(grace_s=settings.poll_interval_s)

@@ -238,7 +238,7 @@ class JobStore:
         outcomes = [each.outcome for each in completions]
         states = [str(outcome.state) for outcome in outcomes]
         codes = [str(outcome.error.code) if outcome.error else None for outcome in outcomes]
-        messages = [outcome.error.message if outcome.error else None for outcome in outcomes]
+        messages = [storable(outcome.error.message) if outcome.error else None for outcome in outcomes]
         jobs = [each.job for each in completions]
         return _keys(await connection.fetch(sql.FINISH_JOBS, *_fenced(jobs), states, codes, messages))
 

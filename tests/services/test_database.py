@@ -53,7 +53,7 @@ def test_postgres_takes_whatever_a_model_may_say(database_url: str, text: str, v
         connection = await asyncpg.connect(database_url)
         try:
             await install_codecs(connection)
-            row = await connection.fetchrow("select $1::text, $2::jsonb, $3::text[]", text, value, [text])
+            row = await connection.fetchrow("select $1::text, $2::jsonb, $3::text[]", text, value, [storable(text)])
         finally:
             await connection.close()
         assert row is not None

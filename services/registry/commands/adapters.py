@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from services.database import Connection
-from services.registry import adapters as registry
-from services.registry.commands.output import (
+from services.output import (
     json_option,
     on_database,
     one_tenant_option,
@@ -17,6 +16,7 @@ from services.registry.commands.output import (
     print_rows,
     tenant_option,
 )
+from services.registry import adapters as registry
 
 COLUMNS = {
     "tenant": "tenant",

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import click
 
-from services.registry.commands.output import (
+from services.output import (
     json_option,
     on_database,
     one_tenant_option,

@@ -12,8 +12,8 @@ from schemas.common import AdapterStatus
 from services.database import open_pool
 from services.errors import InputError, RetryableError
 from services.objectstore import open_store
+from services.output import print_json
 from services.registry.adapters import AdapterRow
-from services.registry.commands.output import print_json
 from services.registry.push import LocalAdapter, Pushed, inspect, push, verdict
 from services.settings import Settings, load_settings
 

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import click
 
-from services.registry.commands.output import json_option, on_database, print_fields, print_json, print_rows
+from services.output import json_option, on_database, print_fields, print_json, print_rows
 from services.registry.tenants import add_tenant, list_tenants, show_tenant
 from services.secrets import SecretBox
 from services.settings import load_settings

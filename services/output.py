@@ -1,4 +1,4 @@
-"""What the registry's commands share: a database for one action, and rows as a table or as JSON lines."""
+"""What commands share: a database for one action, and rows as a table or as JSON lines."""
 
 import asyncio
 import json
