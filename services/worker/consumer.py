@@ -84,6 +84,11 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
 
     async def stop(self) -> None:
         """Leave the group; uncommitted records go to whoever is next."""
+        coordinator = self._kafka._coordinator  # noqa: SLF001  # the library has no other way to say it
+        if coordinator.generation == 0:
+            # The embedded broker counts generations from 0, which the library takes for "never joined": it would not
+            # tell the group, and the next worker would wait for this one's session to run out.
+            coordinator.generation = 1
         await self._kafka.stop()
 
     async def poll(self) -> None:
