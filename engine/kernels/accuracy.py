@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-# A result is computed in float32 and rounded once: half a unit in the last place is 2^-9 in bf16 and 2^-12 in fp16. Twice
-# that leaves room for what float32 sums in another order differ by; in float32 those sums are all there is.
+# A result is computed in float32 and rounded once: half a unit in the last place is 2^-9 in bf16 and 2^-12 in fp16.
+# Twice that leaves room for what float32 sums in another order differ by; in float32 those sums are all there is.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 
 

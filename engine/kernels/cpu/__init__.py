@@ -1,6 +1,7 @@
 """The CPU backend: C++ operators compiled at first use, called through torch."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,6 +106,10 @@ class CpuKernels:
         logsumexp = torch.empty(len(logits), dtype=torch.float32)
         self._logit_stats(logits, argmax, logsumexp)
         return argmax, logsumexp
+
+    def probes(self) -> Any:
+        """The namespace with `read_probe` and `multiply_probe`, by which the benchmark measures the machine."""
+        return self._ops
 
     def poison_scratch(self, num_values: int) -> None:
         """Fill this thread's scratch with NaN, so that a value read before it is written shows. For tests."""

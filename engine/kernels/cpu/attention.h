@@ -15,7 +15,7 @@ namespace loraq {
 
 constexpr int kKeys = 16;       // keys of a block
 constexpr int kQueryRows = 48;  // (token, head) rows that share one pass over a sequence's keys
-constexpr int kRowsAtOnce = 6;  // rows whose outputs stay in registers
+constexpr float kLowestMax = -1e30f;  // the running maximum of a row that has seen nothing: finite, so that no NaN appears
 
 // A page of one layer: [2 (k, v), kv_heads, tokens_per_page, head_dim].
 struct KvPages {
@@ -47,6 +47,8 @@ struct AttentionShape {
 struct AttentionScratch {
   std::vector<float> max, sum, out, weights;
   std::vector<u32x16> keys;
+  std::vector<const void*> queries;  // where each row's head starts
+  std::vector<int64_t> positions;    // of each row's token
 
   void reserve(int64_t rows, int64_t words, int64_t padded_dim) {
     auto grow = [](auto& v, int64_t n) {
@@ -57,6 +59,8 @@ struct AttentionScratch {
     grow(out, rows * padded_dim);
     grow(weights, rows * kKeys);
     grow(keys, (words + kLanes - 1) / kLanes * kLanes);
+    grow(queries, rows);
+    grow(positions, rows);
   }
 };
 
@@ -77,14 +81,40 @@ struct QueryBlock {
   int64_t position(int64_t r) const { return first_position + r / group; }
 };
 
-// Pointers to the K (or V) rows of sixteen consecutive positions.
+// The rows of up to sixteen consecutive positions in one KV head.
 template <class E>
-LORAQ_INLINE void key_rows(const KvPages& pages, const int32_t* table, int64_t is_value, int64_t head, int64_t first,
-                           int64_t count, const typename E::Value* rows[kKeys]) {
-  for (int64_t i = 0; i < count; ++i) {
-    int64_t position = first + i, block = position / pages.tokens_per_page;
-    rows[i] = pages.row<typename E::Value>(table[block], is_value, head, position - block * pages.tokens_per_page);
+struct KeyBlock {
+  const typename E::Value *keys[kKeys], *values[kKeys];
+  int64_t first, count;
+};
+
+template <class E>
+void locate(const KvPages& pages, const int32_t* table, int64_t head, int64_t first, int64_t num_keys, KeyBlock<E>& block) {
+  using Value = const typename E::Value;
+  block.first = first;
+  block.count = std::min<int64_t>(kKeys, num_keys - first);
+  int64_t page = first / pages.tokens_per_page, slot = first - page * pages.tokens_per_page;
+  int64_t to_values = pages.num_kv_heads * pages.tokens_per_page * pages.head_dim;
+  Value* row = pages.row<Value>(table[page], 0, head, slot);
+  for (int64_t i = 0; i < block.count; ++i, ++slot, row += pages.head_dim) {
+    if (slot == pages.tokens_per_page) {
+      slot = 0;
+      row = pages.row<Value>(table[++page], 0, head, 0);
+    }
+    block.keys[i] = row;
+    block.values[i] = row + to_values;
   }
+}
+
+// Pages lie all over the pool: the next block is asked for while this one is computed.
+template <class E>
+void prefetch(const KeyBlock<E>& block, int64_t head_dim) {
+  int64_t bytes = head_dim * static_cast<int64_t>(sizeof(typename E::Value));
+  for (int64_t i = 0; i < block.count; ++i)
+    for (int64_t line = 0; line < bytes; line += 64) {
+      __builtin_prefetch(reinterpret_cast<const char*>(block.keys[i]) + line, 0, 1);
+      __builtin_prefetch(reinterpret_cast<const char*>(block.values[i]) + line, 0, 1);
+    }
 }
 
 // keys[w] = word w of the sixteen keys, one key a lane; keys past `count` are zero.
@@ -104,25 +134,30 @@ void transpose_keys(const typename E::Value* const rows[kKeys], int64_t count, i
 }
 
 // scores[row] = q[row] . key for sixteen keys. Even and odd words go to two chains, to hide the latency of one.
-template <class E, int ROWS>
-LORAQ_INLINE void score_rows(const QueryBlock<E>& queries, int64_t first_row, const u32x16* keys, f32x16 scores[ROWS]) {
+template <class E, int ROWS, bool WHOLE>
+LORAQ_INLINE void score_rows(const void* const* rows, int64_t head_dim, const u32x16* keys, f32x16 scores[ROWS]) {
   const typename E::Value* q[ROWS];
   f32x16 odd[ROWS] = {};
   for (int i = 0; i < ROWS; ++i) {
-    q[i] = queries.row(first_row + i);
+    q[i] = static_cast<const typename E::Value*>(rows[i]);
     scores[i] = f32x16{};
   }
-  int64_t words = (queries.head_dim + E::kPerWord - 1) / E::kPerWord;
-  auto add = [&](int64_t w, f32x16* to) __attribute__((always_inline)) {
-    for (int i = 0; i < ROWS; ++i)
-      to[i] = E::multiply_add(to[i], keys[w], splat_bits(load_word<E>(q[i], w * E::kPerWord, queries.head_dim)));
+  auto add = [&](int64_t k, f32x16* to) __attribute__((always_inline)) {
+#pragma GCC unroll 6
+    for (int i = 0; i < ROWS; ++i) {
+      uint32_t word;
+      if constexpr (WHOLE) std::memcpy(&word, q[i] + k, sizeof word);
+      else word = load_word<E>(q[i], k, head_dim);
+      to[i] = E::multiply_add(to[i], keys[k / E::kPerWord], splat_bits(word));
+    }
   };
-  int64_t w = 0;
-  for (; w + 2 <= words; w += 2) {
-    add(w, scores);
-    add(w + 1, odd);
+  constexpr int64_t step = E::kPerWord;
+  int64_t k = 0;
+  for (; k + 2 * step <= head_dim; k += 2 * step) {
+    add(k, scores);
+    add(k + step, odd);
   }
-  if (w < words) add(w, scores);
+  for (; k < head_dim; k += step) add(k, scores);
   for (int i = 0; i < ROWS; ++i) scores[i] = scores[i] + odd[i];
 }
 
@@ -133,24 +168,27 @@ LORAQ_INLINE i32x16 visible(int64_t first_key, int64_t position, int64_t window)
   return (lane <= last) & (lane >= first);
 }
 
-// Online softmax over one block: turns scores into weights and returns the factor for what was summed so far.
-LORAQ_INLINE float update_softmax(f32x16 scores, i32x16 mask, float& running_max, float* sum, float* weights) {
-  const float none = -std::numeric_limits<float>::infinity();
-  float new_max = std::max(running_max, max_lanes(select(mask, scores, splat(none))));
-  if (new_max == none) {
-    store_f32(weights, f32x16{});
-    return 1.0f;
+// Online softmax over one block: turns masked scores (-inf where nothing is to be seen) into weights, and gives the factors
+// for what was summed so far. A row that has seen nothing yet keeps a sum of 0 whatever its factor.
+template <int ROWS>
+LORAQ_INLINE void update_softmax(const f32x16 scores[ROWS], float* running_max, float* sums, float* weights, float* factors) {
+  f32x16 change = {};
+  for (int i = 0; i < ROWS; ++i) {
+    float new_max = std::max({running_max[i], max_lanes(scores[i]), kLowestMax});
+    change[i] = running_max[i] - new_max;
+    running_max[i] = new_max;
   }
-  f32x16 p = select(mask, exp_f32(scores - splat(new_max)), f32x16{});
-  float factor = running_max == new_max ? 1.0f : exp_f32(splat(running_max - new_max))[0];
-  running_max = new_max;
-  store_f32(sum, fma(load_f32(sum), splat(factor), p));
-  store_f32(weights, p);
-  return factor;
+  change = exp_f32(change);
+  for (int i = 0; i < ROWS; ++i) {
+    f32x16 p = exp_f32(scores[i] - splat(running_max[i]));
+    factors[i] = change[i];
+    store_f32(sums + i * kLanes, fma(load_f32(sums + i * kLanes), splat(factors[i]), p));
+    store_f32(weights + i * kKeys, p);
+  }
 }
 
 // out[row] = factor[row] * out[row] + weights[row] @ V for ROWS rows and one group of 64 columns.
-template <class E, int ROWS>
+template <class E, int ROWS, bool WHOLE>
 LORAQ_INLINE void add_values(const typename E::Value* const rows[kKeys], int64_t count, int64_t column, int64_t num_columns,
                              const float* weights, const float* factors, float* out, int64_t out_stride) {
   f32x16 acc[ROWS][kVectors];
@@ -158,7 +196,9 @@ LORAQ_INLINE void add_values(const typename E::Value* const rows[kKeys], int64_t
     for (int v = 0; v < kVectors; ++v) acc[i][v] = load_f32(out + i * out_stride + v * kLanes) * splat(factors[i]);
   for (int64_t key = 0; key < count; ++key) {
     f32x16 value[kVectors];
-    load_group<E>(rows[key] + column, value, num_columns);
+    if constexpr (WHOLE) E::load_columns(rows[key] + column, value);
+    else load_group<E>(rows[key] + column, value, num_columns);
+#pragma GCC unroll 6
     for (int i = 0; i < ROWS; ++i) {
       f32x16 weight = splat(weights[i * kKeys + key]);
       for (int v = 0; v < kVectors; ++v) acc[i][v] = fma(weight, value[v], acc[i][v]);
@@ -168,32 +208,31 @@ LORAQ_INLINE void add_values(const typename E::Value* const rows[kKeys], int64_t
     for (int v = 0; v < kVectors; ++v) store_f32(out + i * out_stride + v * kLanes, acc[i][v]);
 }
 
-// One block of keys for ROWS rows.
-template <class E, int ROWS>
-void attend_rows(const QueryBlock<E>& queries, int64_t first_row, int64_t first_key, int64_t count,
-                 const typename E::Value* const values[kKeys], const AttentionShape& shape, AttentionScratch& scratch,
-                 int64_t padded_dim) {
+// One block of keys for ROWS rows. WHOLE: the head size is a multiple of 64, so nothing needs a bound.
+template <class E, int ROWS, bool WHOLE>
+void attend_rows(const QueryBlock<E>& queries, int64_t first_row, const KeyBlock<E>& block, const AttentionShape& shape,
+                 AttentionScratch& scratch, int64_t padded_dim) {
   f32x16 scores[ROWS];
   float factors[ROWS];
   float* weights = scratch.weights.data() + first_row * kKeys;
-  score_rows<E, ROWS>(queries, first_row, scratch.keys.data(), scores);
+  score_rows<E, ROWS, WHOLE>(scratch.queries.data() + first_row, queries.head_dim, scratch.keys.data(), scores);
   for (int i = 0; i < ROWS; ++i) {
-    i32x16 mask = visible(first_key, queries.position(first_row + i), shape.window);
-    factors[i] = update_softmax(scores[i] * splat(shape.scale), mask, scratch.max[first_row + i],
-                                scratch.sum.data() + (first_row + i) * kLanes, weights + i * kKeys);
+    i32x16 mask = visible(block.first, scratch.positions[first_row + i], shape.window);
+    scores[i] = select(mask, scores[i] * splat(shape.scale), splat(-std::numeric_limits<float>::infinity()));
   }
+  update_softmax<ROWS>(scores, scratch.max.data() + first_row, scratch.sum.data() + first_row * kLanes, weights, factors);
   for (int64_t d = 0; d < queries.head_dim; d += kColumns)
-    add_values<E, ROWS>(values, count, d, queries.head_dim - d, weights, factors, scratch.out.data() + first_row * padded_dim + d,
-                        padded_dim);
+    add_values<E, ROWS, WHOLE>(block.values, block.count, d, queries.head_dim - d, weights, factors,
+                        scratch.out.data() + first_row * padded_dim + d, padded_dim);
 }
 
-template <class E>
-void attend_block(const QueryBlock<E>& queries, int64_t first_key, int64_t count, const typename E::Value* const values[kKeys],
-                  const AttentionShape& shape, AttentionScratch& scratch, int64_t padded_dim) {
+template <class E, bool WHOLE>
+void attend_block(const QueryBlock<E>& queries, const KeyBlock<E>& block, const AttentionShape& shape,
+                  AttentionScratch& scratch, int64_t padded_dim) {
   for (int64_t row = 0; row < queries.num_rows;) {
     int64_t left = queries.num_rows - row;
     auto run = [&](auto rows) {
-      attend_rows<E, decltype(rows)::value>(queries, row, first_key, count, values, shape, scratch, padded_dim);
+      attend_rows<E, decltype(rows)::value, WHOLE>(queries, row, block, shape, scratch, padded_dim);
       row += decltype(rows)::value;
     };
     if (left >= 6) run(std::integral_constant<int, 6>{});
@@ -218,53 +257,97 @@ void write_rows(const QueryBlock<E>& queries, const AttentionScratch& scratch, i
   }
 }
 
+// Some tokens of one sequence and the query heads of one KV head.
+struct AttentionUnit {
+  int64_t sequence, kv_head, first_token, last_token;
+};
+
+// One paged attention call: what its units share.
 template <class E>
-void attend(const QueryBlock<E>& queries, const KvPages& pages, const int32_t* table, int64_t kv_head,
-            const AttentionShape& shape, typename E::Value* out, int64_t out_stride) {
-  int64_t words = (queries.head_dim + E::kPerWord - 1) / E::kPerWord;
-  int64_t padded_dim = (queries.head_dim + kColumns - 1) / kColumns * kColumns;
-  AttentionScratch& scratch = thread_attention_scratch();
-  scratch.reserve(queries.num_rows, words, padded_dim);
-  std::fill_n(scratch.max.begin(), queries.num_rows, -std::numeric_limits<float>::infinity());
+struct PagedAttention {
+  using Value = typename E::Value;
+  const Value* q;
+  int64_t q_stride;
+  const KvPages& pages;
+  const AttentionShape& shape;
+  Value* out;
+  int64_t out_stride;
+
+  int64_t group() const { return shape.num_heads / pages.num_kv_heads; }
+  int64_t head_offset(const AttentionUnit& unit) const { return unit.kv_head * group() * pages.head_dim; }
+
+  QueryBlock<E> queries(const AttentionUnit& unit) const {
+    return {q + unit.first_token * q_stride + head_offset(unit), q_stride, pages.head_dim, group(),
+            shape.position(unit.sequence, unit.first_token), (unit.last_token - unit.first_token) * group()};
+  }
+
+  int64_t num_keys(const AttentionUnit& unit) const { return shape.position(unit.sequence, unit.last_token - 1) + 1; }
+
+  // Blocks are counted from position 0 even where a window starts later.
+  int64_t first_key(const AttentionUnit& unit) const {
+    if (shape.window == 0) return 0;
+    return std::max<int64_t>(shape.position(unit.sequence, unit.first_token) - shape.window + 1, 0) / kKeys * kKeys;
+  }
+
+  void locate_block(const AttentionUnit& unit, int64_t key, KeyBlock<E>& block) const {
+    locate<E>(pages, shape.block_tables + unit.sequence * shape.max_blocks, unit.kv_head, key, num_keys(unit), block);
+  }
+
+  // `current` holds the unit's first block on entry and the first block of `next` (if any) on return.
+  void run(const AttentionUnit& unit, const AttentionUnit* next, KeyBlock<E>& current) const;
+};
+
+template <class E>
+void start_rows(const QueryBlock<E>& queries, int64_t padded_dim, AttentionScratch& scratch) {
+  scratch.reserve(queries.num_rows, (queries.head_dim + E::kPerWord - 1) / E::kPerWord, padded_dim);
+  std::fill_n(scratch.max.begin(), queries.num_rows, kLowestMax);
   std::fill_n(scratch.sum.begin(), queries.num_rows * kLanes, 0.0f);
   std::fill_n(scratch.out.begin(), queries.num_rows * padded_dim, 0.0f);
-  int64_t num_keys = queries.position(queries.num_rows - 1) + 1;
-  int64_t first = shape.window > 0 ? std::max<int64_t>(queries.first_position - shape.window + 1, 0) : 0;
-  for (int64_t key = first / kKeys * kKeys; key < num_keys; key += kKeys) {
-    const typename E::Value *keys[kKeys], *values[kKeys];
-    int64_t count = std::min<int64_t>(kKeys, num_keys - key);
-    key_rows<E>(pages, table, 0, kv_head, key, count, keys);
-    key_rows<E>(pages, table, 1, kv_head, key, count, values);
-    transpose_keys<E>(keys, count, queries.head_dim, scratch.keys.data());
-    attend_block<E>(queries, key, count, values, shape, scratch, padded_dim);
+  for (int64_t r = 0; r < queries.num_rows; ++r) {
+    scratch.queries[r] = queries.row(r);
+    scratch.positions[r] = queries.position(r);
   }
-  write_rows<E>(queries, scratch, padded_dim, out, out_stride);
+}
+
+template <class E>
+void PagedAttention<E>::run(const AttentionUnit& unit, const AttentionUnit* next, KeyBlock<E>& current) const {
+  QueryBlock<E> rows = queries(unit);
+  int64_t padded_dim = (pages.head_dim + kColumns - 1) / kColumns * kColumns, last = num_keys(unit);
+  AttentionScratch& scratch = thread_attention_scratch();
+  start_rows(rows, padded_dim, scratch);
+  for (int64_t key = first_key(unit); key < last; key += kKeys) {
+    KeyBlock<E> following{};
+    if (key + kKeys < last) locate_block(unit, key + kKeys, following);
+    else if (next != nullptr) locate_block(*next, first_key(*next), following);
+    prefetch(following, pages.head_dim);
+    transpose_keys<E>(current.keys, current.count, pages.head_dim, scratch.keys.data());
+    if (pages.head_dim == padded_dim) attend_block<E, true>(rows, current, shape, scratch, padded_dim);
+    else attend_block<E, false>(rows, current, shape, scratch, padded_dim);
+    current = following;
+  }
+  write_rows<E>(rows, scratch, padded_dim, out + unit.first_token * out_stride + head_offset(unit), out_stride);
+}
+
+inline void list_units(const AttentionShape& shape, int64_t num_kv_heads, std::vector<AttentionUnit>& units) {
+  int64_t chunk = std::max<int64_t>(kQueryRows / (shape.num_heads / num_kv_heads), 1);
+  units.clear();
+  for (int64_t s = 0; s < shape.num_sequences; ++s)
+    for (int64_t head = 0; head < num_kv_heads; ++head)
+      for (int64_t t = shape.query_starts[s]; t < shape.query_starts[s + 1]; t += chunk)
+        units.push_back({s, head, t, std::min<int64_t>(t + chunk, shape.query_starts[s + 1])});
 }
 
 // q: [T, q_stride], its first num_heads * head_dim columns; out: [T, out_stride] likewise.
 template <class E>
-void paged_attention(const typename E::Value* q, int64_t q_stride, const KvPages& pages, const AttentionShape& shape,
-                     typename E::Value* out, int64_t out_stride) {
-  struct Unit {
-    int64_t sequence, kv_head, first_token, last_token;
-  };
-  static thread_local std::vector<Unit> thread_units;
-  std::vector<Unit>& units = thread_units;  // workers see the caller's list, not their own
-  units.clear();
-  int64_t group = shape.num_heads / pages.num_kv_heads, chunk = std::max<int64_t>(kQueryRows / group, 1);
-  for (int64_t s = 0; s < shape.num_sequences; ++s)
-    for (int64_t head = 0; head < pages.num_kv_heads; ++head)
-      for (int64_t t = shape.query_starts[s]; t < shape.query_starts[s + 1]; t += chunk)
-        units.push_back({s, head, t, std::min<int64_t>(t + chunk, shape.query_starts[s + 1])});
-  parallel_chunks(static_cast<int64_t>(units.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t u = begin; u < end; ++u) {
-      const Unit& unit = units[u];
-      int64_t head_offset = unit.kv_head * group * pages.head_dim;
-      QueryBlock<E> queries{q + unit.first_token * q_stride + head_offset, q_stride, pages.head_dim, group,
-                            shape.position(unit.sequence, unit.first_token), (unit.last_token - unit.first_token) * group};
-      attend<E>(queries, pages, shape.block_tables + unit.sequence * shape.max_blocks, unit.kv_head, shape,
-                out + unit.first_token * out_stride + head_offset, out_stride);
-    }
+void paged_attention(const PagedAttention<E>& attention) {
+  static thread_local std::vector<AttentionUnit> thread_units;
+  std::vector<AttentionUnit>& units = thread_units;  // workers see the caller's list, not their own
+  list_units(attention.shape, attention.pages.num_kv_heads, units);
+  int64_t num_units = static_cast<int64_t>(units.size());
+  parallel_chunks(num_units, std::clamp<int64_t>(num_units / 16, 1, 8), [&](int64_t begin, int64_t end) {
+    KeyBlock<E> block{};
+    if (begin < end) attention.locate_block(units[begin], attention.first_key(units[begin]), block);
+    for (int64_t u = begin; u < end; ++u) attention.run(units[u], u + 1 < end ? &units[u + 1] : nullptr, block);
   });
 }
 

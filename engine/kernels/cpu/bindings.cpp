@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "elementwise.h"
+#include "probe.h"
 
 namespace loraq {
 namespace {
@@ -204,7 +205,7 @@ void paged_attention_op(const Tensor& q, const Tensor& pool, int64_t layer, cons
     using E = decltype(e);
     using Value = typename E::Value;
     KvPages pages = kv_pages(pool, layer, num_kv_heads, head_dim, sizeof(Value));
-    paged_attention<E>(pointer<Value>(q), q.stride(0), pages, shape, pointer<Value>(out), out.stride(0));
+    paged_attention<E>({pointer<Value>(q), q.stride(0), pages, shape, pointer<Value>(out), out.stride(0)});
   });
 }
 
@@ -239,6 +240,14 @@ void logit_stats_op(const Tensor& logits, Tensor& argmax, Tensor& logsumexp) {
   });
 }
 
+double read_probe_op(const Tensor& bytes) { return read_probe(pointer<uint8_t>(bytes), bytes.numel()); }
+
+double multiply_probe_op(const Tensor& like, int64_t repeats) {
+  double per_call = 0;
+  dispatch(like.scalar_type(), [&](auto e) { per_call = multiply_probe<decltype(e)>(repeats); });
+  return per_call;
+}
+
 // Tests fill scratch memory with NaN: a value that is read before it is written then shows.
 void poison_scratch_op(int64_t num_values) {
   std::vector<float>& h = thread_plan().h;
@@ -262,6 +271,8 @@ TORCH_LIBRARY(LORAQ_NAMESPACE, m) {
   m.def("rms_norm(Tensor x, Tensor(a!)? residual, Tensor weight, float eps, Tensor(b!) out) -> ()");
   m.def("silu_mul(Tensor gate_up, Tensor(a!) out) -> ()");
   m.def("logit_stats(Tensor logits, Tensor(a!) argmax, Tensor(b!) logsumexp) -> ()");
+  m.def("read_probe(Tensor bytes) -> float");
+  m.def("multiply_probe(Tensor like, int repeats) -> float");
   m.def("poison_scratch(int num_values) -> ()", poison_scratch_op);
 }
 
@@ -276,6 +287,8 @@ TORCH_LIBRARY_IMPL(LORAQ_NAMESPACE, CPU, m) {
   m.impl("rms_norm", rms_norm_op);
   m.impl("silu_mul", silu_mul_op);
   m.impl("logit_stats", logit_stats_op);
+  m.impl("read_probe", read_probe_op);
+  m.impl("multiply_probe", multiply_probe_op);
 }
 
 }  // namespace loraq

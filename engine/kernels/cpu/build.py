@@ -73,7 +73,7 @@ def cache_dir() -> Path:
 
 def _build_key(compiler: str, flags: Sequence[str]) -> str:
     digest = hashlib.sha256()
-    for source in sorted(SOURCES.glob("*.h")) + sorted(SOURCES.glob("*.cpp")):
+    for source in sorted(path for path in SOURCES.iterdir() if path.suffix in (".h", ".cpp", ".py")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     for part in (*flags, compiler, _version(compiler), torch.__version__, platform.machine(), _cpu_features()):
         digest.update(part.encode() + b"\0")

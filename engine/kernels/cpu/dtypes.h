@@ -136,7 +136,8 @@ LORAQ_INLINE void store_16(typename E::Value* p, f32x16 v, int64_t count) {
 template <class E>
 LORAQ_INLINE uint32_t load_word(const typename E::Value* row, int64_t k, int64_t num_values) {
   uint32_t word = 0;
-  std::memcpy(&word, row + k, k + E::kPerWord <= num_values ? 4 : 2);
+  if (k + E::kPerWord <= num_values) std::memcpy(&word, row + k, 4);
+  else std::memcpy(&word, row + k, sizeof(typename E::Value));
   return word;
 }
 

@@ -15,6 +15,8 @@ constexpr int kMaxRows = 6;  // 6 rows x 4 vectors of accumulators, 4 of weights
 constexpr int kMaxRows = 2;
 #endif
 constexpr int kAccRows = 6;
+constexpr int64_t kWordsPerStep = 8;  // words of K between two rounds of prefetching
+constexpr int64_t kMostRowBlocksToPrefetch = 32;  // beyond, a block's products take far longer than its weights' arrival
 
 struct LinearShape {
   int64_t num_rows, in_features, words;  // words = ceil(K / values per word)
@@ -42,37 +44,59 @@ struct LinearShape {
   }
 };
 
-// Cache lines that a row block asks for while it computes, a few per word of K.
-struct Prefetch {
-  const char* next = nullptr;
-  int lines_per_word = 0;
+// Memory that the next units of work need, asked for a few cache lines at a time while this one computes.
+class Prefetch {
+ public:
+  void add(const void* chunk) {
+    if (num_chunks_ < kMaxChunks) chunks_[num_chunks_++] = static_cast<const char*>(chunk);
+  }
+
+  void add_range(const char* begin, int64_t num_bytes) {
+    for (int64_t offset = 0; offset < num_bytes; offset += kChunkBytes) add(begin + offset);
+  }
+
+  // Spreads the lines evenly over `num_steps` calls of step().
+  void spread(int64_t num_steps) { lines_per_step_ = (num_chunks_ * kLines + num_steps - 1) / num_steps; }
+
+  LORAQ_INLINE void step() {
+    int64_t end = std::min<int64_t>(line_ + lines_per_step_, num_chunks_ * kLines);
+    for (; line_ < end; ++line_) __builtin_prefetch(chunks_[line_ / kLines] + line_ % kLines * 64, 0, 1);
+  }
+
+ private:
+  static constexpr int kMaxChunks = 256, kLines = 16, kChunkBytes = 64 * kLines;
+  const char* chunks_[kMaxChunks];
+  int64_t num_chunks_ = 0, line_ = 0, lines_per_step_ = 0;
 };
+
+// acc += x words times one word's weights for all 64 columns. `x` points at the word in the first row.
+template <class E, int ROWS>
+LORAQ_INLINE void multiply_word(const uint32_t* w, const typename E::Value* x, int64_t x_stride, f32x16 acc[ROWS][kVectors]) {
+  u32x16 weights[kVectors];
+  for (int v = 0; v < kVectors; ++v) weights[v] = load_bits(w + v * kLanes);
+#pragma GCC unroll 6
+  for (int i = 0; i < ROWS; ++i) {
+    uint32_t word;
+    std::memcpy(&word, x + i * x_stride, sizeof word);
+    u32x16 xs = splat_bits(word);
+    for (int v = 0; v < kVectors; ++v) acc[i][v] = E::multiply_add(acc[i][v], weights[v], xs);
+  }
+}
 
 template <class E, int ROWS>
 void multiply_rows(const typename E::Value* x, int64_t x_stride, const LinearShape& shape, const uint32_t* w, float* out,
-                   Prefetch prefetch) {
+                   Prefetch& prefetch) {
   f32x16 acc[ROWS][kVectors] = {};
-  auto step = [&](const uint32_t* x_words) __attribute__((always_inline)) {
-    u32x16 weights[kVectors];
-    for (int v = 0; v < kVectors; ++v) weights[v] = load_bits(w + v * kLanes);
-    w += kColumns;
-#pragma GCC unroll 6
-    for (int i = 0; i < ROWS; ++i) {
-      u32x16 xs = splat_bits(x_words[i]);
-      for (int v = 0; v < kVectors; ++v) acc[i][v] = E::multiply_add(acc[i][v], weights[v], xs);
-    }
-  };
-  uint32_t x_words[ROWS];
   int64_t whole = shape.in_features / E::kPerWord;
-  for (int64_t k = 0; k < whole; ++k) {
-    for (int i = 0; i < ROWS; ++i) std::memcpy(x_words + i, x + i * x_stride + k * E::kPerWord, 4);
-    for (int line = 0; line < prefetch.lines_per_word; ++line, prefetch.next += 64) __builtin_prefetch(prefetch.next, 0, 2);
-    step(x_words);
+  for (int64_t k = 0; k < whole;) {
+    prefetch.step();
+    for (int64_t end = std::min(k + kWordsPerStep, whole); k < end; ++k, w += kColumns)
+      multiply_word<E, ROWS>(w, x + k * E::kPerWord, x_stride, acc);
   }
-  if (whole < shape.words) {
-    for (int i = 0; i < ROWS; ++i)
-      x_words[i] = load_word<E>(x + i * x_stride, whole * E::kPerWord, shape.in_features);
-    step(x_words);
+  if (whole < shape.words) {  // an odd last bf16, paired with zero
+    uint32_t words[ROWS];
+    for (int i = 0; i < ROWS; ++i) words[i] = load_word<E>(x + i * x_stride, whole * E::kPerWord, shape.in_features);
+    multiply_word<E, ROWS>(w, reinterpret_cast<const typename E::Value*>(words), E::kPerWord, acc);
   }
   for (int i = 0; i < ROWS; ++i)
     for (int v = 0; v < kVectors; ++v) store_f32(out + i * kColumns + v * kLanes, acc[i][v]);
@@ -80,7 +104,7 @@ void multiply_rows(const typename E::Value* x, int64_t x_stride, const LinearSha
 
 template <class E>
 void multiply_block(const typename E::Value* x, int64_t x_stride, const LinearShape& shape, const uint32_t* w, float* out,
-                    int64_t num_rows, Prefetch prefetch) {
+                    int64_t num_rows, Prefetch& prefetch) {
   switch (num_rows) {
     case 1: return multiply_rows<E, 1>(x, x_stride, shape, w, out, prefetch);
     case 2: return multiply_rows<E, 2>(x, x_stride, shape, w, out, prefetch);
@@ -93,13 +117,30 @@ void multiply_block(const typename E::Value* x, int64_t x_stride, const LinearSh
   }
 }
 
-// The next weight block's lines, spread over this block's row blocks.
-inline Prefetch prefetch_weights(const LinearShape& shape, const uint32_t* next_block, int64_t row_block,
-                                 int64_t num_row_blocks) {
-  constexpr int64_t lines_per_word = 4;
-  int64_t share = std::max<int64_t>(lines_per_word / num_row_blocks, 1);
-  if (row_block * share >= lines_per_word) return {};
-  return {reinterpret_cast<const char*>(next_block) + row_block * share * shape.words * 64, static_cast<int>(share)};
+// One block of outputs: rows [first, last) of x and one block of weights.
+struct LinearUnit {
+  int64_t index, row_block, first, last;
+  LinearShape::Block block;
+};
+
+inline LinearUnit linear_unit(const LinearShape& shape, int64_t unit, int64_t num_row_blocks) {
+  int64_t index = unit / num_row_blocks, row_block = unit % num_row_blocks;
+  int64_t first = shape.num_rows * row_block / num_row_blocks, last = shape.num_rows * (row_block + 1) / num_row_blocks;
+  return {index, row_block, first, last, shape.block(index)};
+}
+
+// This row block's share of the weight block after this one, and the adapter tiles of the next unit.
+template <class E>
+void collect_prefetch(const LinearShape& shape, const uint32_t* next_weights, const LinearUnit& unit, const LinearUnit& next,
+                      int64_t num_row_blocks, const LoraPlan* lora, Prefetch& prefetch) {
+  int64_t block_bytes = shape.words * kColumns * 4, share = (block_bytes + num_row_blocks - 1) / num_row_blocks;
+  if (num_row_blocks <= kMostRowBlocksToPrefetch)
+    prefetch.add_range(reinterpret_cast<const char*>(next_weights) + unit.row_block * share, share);
+  if (lora != nullptr) {
+    for_each_tile<E>(*lora, next.block.projection, next.block.n_tile, next.block.n_tiles, next.first, next.last,
+                     [&](const uint8_t* tile) { prefetch.add(tile); });
+  }
+  prefetch.spread((shape.words + kWordsPerStep - 1) / kWordsPerStep);
 }
 
 template <class E, class Out>
@@ -120,19 +161,21 @@ template <class E, class Out>
 void linear(const typename E::Value* x, int64_t x_stride, const LinearShape& shape, const uint32_t* packed, const float* bias,
             LoraPlan* lora, typename Out::Value* y, int64_t y_stride) {
   if (lora != nullptr) shrink<E>(*lora, x, x_stride);
-  int64_t num_row_blocks = (shape.num_rows + kMaxRows - 1) / kMaxRows;
+  int64_t num_row_blocks = (shape.num_rows + kMaxRows - 1) / kMaxRows, block_words = shape.words * kColumns;
   parallel_ranges(shape.num_blocks * num_row_blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t unit = begin; unit < end; ++unit) {
-      int64_t index = unit / num_row_blocks, row_block = unit % num_row_blocks;
-      int64_t first = shape.num_rows * row_block / num_row_blocks, last = shape.num_rows * (row_block + 1) / num_row_blocks;
-      LinearShape::Block block = shape.block(index);
-      const uint32_t* weights = packed + index * shape.words * kColumns;
+    for (int64_t i = begin; i < end; ++i) {
+      LinearUnit unit = linear_unit(shape, i, num_row_blocks);
+      const uint32_t* weights = packed + unit.index * block_words;
+      Prefetch prefetch;
+      if (i + 1 < end)
+        collect_prefetch<E>(shape, weights + block_words, unit, linear_unit(shape, i + 1, num_row_blocks), num_row_blocks, lora,
+                            prefetch);
       alignas(64) float acc[kAccRows * kColumns];
-      multiply_block<E>(x + first * x_stride, x_stride, shape, weights, acc, last - first,
-                        prefetch_weights(shape, weights + shape.words * kColumns, row_block, num_row_blocks));
-      if (lora != nullptr) expand_block<E>(*lora, block.projection, block.n_tile, block.n_tiles, first, last, acc);
-      store_block<E, Out>(acc, last - first, bias == nullptr ? nullptr : bias + index * kColumns, block, y + first * y_stride,
-                          y_stride);
+      multiply_block<E>(x + unit.first * x_stride, x_stride, shape, weights, acc, unit.last - unit.first, prefetch);
+      if (lora != nullptr)
+        expand_block<E>(*lora, unit.block.projection, unit.block.n_tile, unit.block.n_tiles, unit.first, unit.last, acc);
+      store_block<E, Out>(acc, unit.last - unit.first, bias == nullptr ? nullptr : bias + unit.index * kColumns, unit.block,
+                          y + unit.first * y_stride, y_stride);
     }
   });
 }

@@ -16,6 +16,7 @@ constexpr int kMaxGroup = 3;           // projections of a fused group: q, k, v
 constexpr int kNumProjections = 7;     // q, k, v, o, gate, up, down
 constexpr int kShrinkTokens = 3;       // 3 tokens x 8 ranks of accumulators stay in registers
 constexpr int kShrinkTokenChunk = 48;  // tokens that share one pass over a rank group's A tiles
+constexpr int kTilesAhead = 16;  // asked for into L2: of L1 misses only two dozen can be under way, which halves the rate
 
 // The slot tables and the step's segments, as plain pointers.
 struct LoraTables {
@@ -133,15 +134,45 @@ LoraPlan& make_plan(const LoraTables& tables, int first_projection, int num_proj
   return plan;
 }
 
+LORAQ_INLINE void prefetch_tile(const uint8_t* tile, int64_t tile_bytes) {
+  for (int64_t line = 0; line < tile_bytes; line += 64) __builtin_prefetch(tile + line, 0, 1);
+}
+
+// Walks over the A tiles of consecutive units a fixed number of tiles ahead of their use. Tiles lie in pages all over the
+// pool, where the hardware's prefetcher cannot follow.
+class TileLookahead {
+ public:
+  TileLookahead(const LoraPlan& plan, int64_t first_unit, int64_t last_unit)
+      : plan_(plan), unit_(first_unit), last_unit_(last_unit) {
+    for (int i = 0; i < kTilesAhead; ++i) step();
+  }
+
+  LORAQ_INLINE void step() {
+    if (unit_ == last_unit_) return;
+    const LoraPlan::Unit& unit = plan_.units[unit_];
+    const SegmentPlan& segment = plan_.segments[unit.segment];
+    int64_t tile = segment.parts[unit.projection].a_tile + unit.group * plan_.k_tiles + k_tile_;
+    prefetch_tile(segment.tiles.at(tile), segment.tiles.tile_bytes);
+    if (++k_tile_ < plan_.k_tiles) return;
+    k_tile_ = 0;
+    ++unit_;
+  }
+
+ private:
+  const LoraPlan& plan_;
+  int64_t unit_, last_unit_, k_tile_ = 0;
+};
+
 // h of TOKENS tokens for the eight ranks of one group.
 template <class E, int TOKENS>
 void shrink_tokens(const LoraPlan& plan, const SegmentPlan& segment, const ProjectionPart& part, int64_t group,
-                   const typename E::Value* x, int64_t x_stride, float* h) {
+                   const typename E::Value* x, int64_t x_stride, float* h, TileLookahead* lookahead) {
   using Value = typename E::Value;
   constexpr int64_t step = kLanes * E::kPerWord;  // elements of one vector
   f32x16 acc[TOKENS][kTileRanks] = {};
   for (int64_t k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
     const Value* tile = reinterpret_cast<const Value*>(segment.tiles.at(part.a_tile + group * plan.k_tiles + k_tile));
+    if (lookahead != nullptr) lookahead->step();
     for (int64_t k = 0; k < kColumns; k += step) {
       int64_t column = k_tile * kColumns + k, left = plan.in_features - column;
       if (left <= 0) break;
@@ -166,7 +197,8 @@ void shrink_tokens(const LoraPlan& plan, const SegmentPlan& segment, const Proje
 }
 
 template <class E>
-void shrink_unit(LoraPlan& plan, const LoraPlan::Unit& unit, const typename E::Value* x, int64_t x_stride) {
+void shrink_unit(LoraPlan& plan, const LoraPlan::Unit& unit, const typename E::Value* x, int64_t x_stride,
+                 TileLookahead* lookahead) {
   const SegmentPlan& segment = plan.segments[unit.segment];
   const ProjectionPart& part = segment.parts[unit.projection];
   float* h = plan.h.data() + segment.h_offset + part.h_column + unit.group * kTileRanks;
@@ -174,18 +206,20 @@ void shrink_unit(LoraPlan& plan, const LoraPlan::Unit& unit, const typename E::V
     int64_t left = unit.last_token - t;
     const auto* rows = x + t * x_stride;
     float* out = h + (t - segment.start) * segment.h_stride;
-    if (left >= 3) shrink_tokens<E, 3>(plan, segment, part, unit.group, rows, x_stride, out);
-    else if (left == 2) shrink_tokens<E, 2>(plan, segment, part, unit.group, rows, x_stride, out);
-    else shrink_tokens<E, 1>(plan, segment, part, unit.group, rows, x_stride, out);
+    if (left >= 3) shrink_tokens<E, 3>(plan, segment, part, unit.group, rows, x_stride, out, lookahead);
+    else if (left == 2) shrink_tokens<E, 2>(plan, segment, part, unit.group, rows, x_stride, out, lookahead);
+    else shrink_tokens<E, 1>(plan, segment, part, unit.group, rows, x_stride, out, lookahead);
+    lookahead = nullptr;  // the following tokens of the unit find its tiles in cache
     t += std::min<int64_t>(left, kShrinkTokens);
   }
 }
 
 template <class E>
 void shrink(LoraPlan& plan, const typename E::Value* x, int64_t x_stride) {
-  constexpr int64_t units_per_take = 8;
-  parallel_chunks(static_cast<int64_t>(plan.units.size()), units_per_take, [&](int64_t begin, int64_t end) {
-    for (int64_t u = begin; u < end; ++u) shrink_unit<E>(plan, plan.units[u], x, x_stride);
+  int64_t num_units = static_cast<int64_t>(plan.units.size());
+  parallel_chunks(num_units, std::clamp<int64_t>(num_units / 16, 1, 32), [&](int64_t begin, int64_t end) {
+    TileLookahead lookahead(plan, begin, end);
+    for (int64_t u = begin; u < end; ++u) shrink_unit<E>(plan, plan.units[u], x, x_stride, &lookahead);
   });
 }
 
@@ -235,6 +269,15 @@ LORAQ_INLINE void for_each_run(const LoraPlan& plan, int projection, int64_t fir
     const ProjectionPart& part = segment->parts[projection];
     if (part.num_groups > 0) body(*segment, part, std::max(segment->start, first_row), std::min(segment->end, last_row));
   }
+}
+
+// Calls body(address) for each B tile that expand_block reads for the same arguments.
+template <class E, class Body>
+void for_each_tile(const LoraPlan& plan, int projection, int64_t n_tile, int64_t n_tiles, int64_t first_row, int64_t last_row,
+                   const Body& body) {
+  for_each_run(plan, projection, first_row, last_row, [&](const SegmentPlan& segment, const ProjectionPart& part, int64_t, int64_t) {
+    for (int64_t group = 0; group < part.num_groups; ++group) body(segment.tiles.at(part.b_tile + group * n_tiles + n_tile));
+  });
 }
 
 // Adds the adapters' share to a block of accumulators: rows [first_row, last_row) of the step, columns 64 * n_tile.. of a

@@ -75,18 +75,15 @@ LORAQ_INLINE f32x16 dot2_bf16(f32x16 acc, u32x16 a, u32x16 b) {
 #endif
 }
 
-LORAQ_INLINE f32x16 select(i32x16 mask, f32x16 yes, f32x16 no) {
-  return (f32x16)(((i32x16)yes & mask) | ((i32x16)no & ~mask));
-}
+LORAQ_INLINE f32x16 select(i32x16 mask, f32x16 yes, f32x16 no) { return mask ? yes : no; }
 
-LORAQ_INLINE f32x16 maximum(f32x16 a, f32x16 b) { return select(a > b, a, b); }
+LORAQ_INLINE f32x16 maximum(f32x16 a, f32x16 b) { return a > b ? a : b; }
 
 // Round to nearest even; the bf16 ends up in the upper half of each lane. NaN stays NaN.
 LORAQ_INLINE u32x16 round_bf16(f32x16 v) {
   u32x16 bits = (u32x16)v;
   u32x16 rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  u32x16 is_nan = (u32x16)(v != v);
-  return (rounded & ~is_nan) | (0x7fc00000u & is_nan);
+  return v != v ? splat_bits(0x7fc00000u) : rounded;
 }
 
 LORAQ_INLINE float sum_lanes(f32x16 v) {

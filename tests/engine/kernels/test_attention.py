@@ -108,7 +108,8 @@ def test_rope_writes_keys_and_values_to_their_pages(
     qkv = random_matrix(case.num_tokens, width, dtype, 4)
     cos_sin = rope_table(64, rotary_dim) if rotary_dim else None
     q_norm, k_norm = (random_matrix(1, head_dim, dtype, s)[0] for s in (8, 9)) if norms else (None, None)
-    actual, expected = [], []
+    actual: list[Tensor] = []
+    expected: list[Tensor] = []
     for backend, into in ((kernels, actual), (reference, expected)):
         kv = KvCache(case.kv.pool.clone(), case.kv.num_kv_heads, head_dim)
         rows = qkv.clone()

@@ -1,0 +1,44 @@
+// What the machine can do, for the benchmark's shares: reading memory and multiplying, on all threads.
+#pragma once
+
+#include "dtypes.h"
+#include "parallel.h"
+
+namespace loraq {
+
+// Reads every byte once; the returned value only keeps the compiler from leaving it out.
+inline double read_probe(const uint8_t* bytes, int64_t size) {
+  std::atomic<uint64_t> total{0};
+  parallel_ranges(size / 256, 1, [&](int64_t begin, int64_t end) {
+    u32x16 sums[4] = {};
+    for (int64_t i = begin; i < end; ++i)
+      for (int v = 0; v < 4; ++v) sums[v] += load_bits(bytes + 256 * i + 64 * v);
+    u32x16 sum = sums[0] + sums[1] + sums[2] + sums[3];
+    for (int lane = 0; lane < kLanes; ++lane) total += sum[lane];
+  });
+  return static_cast<double>(total.load());
+}
+
+constexpr int kProbeChains = 16;
+
+// The arithmetic of a multiplication with its operands in registers; returns the floating-point operations done.
+template <class E>
+double multiply_probe(int64_t repeats) {
+  int64_t num_threads = at::get_num_threads();
+  std::atomic<int> sink{0};
+  parallel_ranges(num_threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      f32x16 acc[kProbeChains];  // all different, or the compiler would compute one of them
+      for (int chain = 0; chain < kProbeChains; ++chain) acc[chain] = splat(static_cast<float>(chain));
+      u32x16 a = splat_bits(0x3f803f80u), b = splat_bits(static_cast<uint32_t>(repeats) & 0x3fff3fffu);
+      for (int64_t i = 0; i < repeats; ++i) {
+#pragma GCC unroll 16
+        for (int chain = 0; chain < kProbeChains; ++chain) acc[chain] = E::multiply_add(acc[chain], a, b);
+      }
+      for (int chain = 0; chain < kProbeChains; ++chain) sink += static_cast<int>(acc[chain][0]) & 1;
+    }
+  });
+  return 2.0 * E::kPerWord * kLanes * kProbeChains * static_cast<double>(repeats * num_threads);
+}
+
+}  // namespace loraq
