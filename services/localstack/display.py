@@ -59,7 +59,8 @@ class Steps:
         self._finished.add(step)
         self._going_on.pop(step, None)
         elapsed_s = time.monotonic() - self._began_at
-        self._console.print(f"  [green]✓[/] {step:<{NAME_WIDTH}} {result} [dim]({elapsed_s:.1f} s)[/]", highlight=False)
+        line = f"  [green]✓[/] {step:<{NAME_WIDTH}} {result} [dim]({elapsed_s:.1f} s)[/]"
+        self._console.print(line, highlight=False, soft_wrap=True)
         self._show()
 
     def _show(self) -> None:
@@ -80,7 +81,7 @@ def show_summary(console: Console, files: StackFiles, config: StackConfig, outco
     environment = config.environment(base_model)
     console.print(f"\n[bold]{HEADLINES[outcome]}[/]")
     console.print(_table(files, config, environment), soft_wrap=True)
-    console.print(MEMORY_ONLY, highlight=False)
+    console.print(MEMORY_ONLY, highlight=False, soft_wrap=True)
     for name, value in environment.items():
         if os.environ.get(name, value) != value:
             console.print(f"[yellow]Your environment sets {name}, which wins over the stack's.[/]", highlight=False)

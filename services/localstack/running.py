@@ -1,14 +1,13 @@
 """running.json: what the supervisor owns, for `loraq up` and `loraq down` to read."""
 
 import time
-from contextlib import suppress
 from typing import Literal
 
-import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from services.localstack.files import StackFiles, try_lock, write_whole
 from services.localstack.ports import wait_until_free
+from services.localstack.processes import kill, started_at
 
 POLL_S = 0.02
 ORPHAN_TIMEOUT_S = 5.0
@@ -66,15 +65,6 @@ def supervisor_pid(files: StackFiles) -> int | None:
     return int(files.supervisor_lock.read_text())
 
 
-def started_at(pid: int) -> float | None:
-    """When the process began, seconds since the epoch; None if it does not live, even if nobody has reaped it yet."""
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
-    except psutil.NoSuchProcess:
-        return None
-
-
 def end_orphans(files: StackFiles) -> list[str]:
     """See servers end whose supervisor is gone; returns the names of those that had to be killed.
 
@@ -94,8 +84,7 @@ def _ends_by_itself(server: RunningServer) -> bool:
     give_up_at = time.monotonic() + ORPHAN_TIMEOUT_S
     while server.pid is not None and _lives(server):
         if time.monotonic() > give_up_at:
-            with suppress(psutil.NoSuchProcess):
-                psutil.Process(server.pid).kill()
+            kill(server.pid)
             return False
         time.sleep(POLL_S)
     return True

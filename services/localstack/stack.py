@@ -15,6 +15,7 @@ from services.localstack.files import StackFiles
 from services.localstack.ports import is_free
 from services.localstack.running import Running, end_orphans, read_running, supervisor_pid
 from services.localstack.servers import ServerError
+from services.localstack.wheels import check_installed
 
 POLL_S = 0.05
 SETTLE_TIMEOUT_S = 90.0
@@ -39,6 +40,7 @@ class Stack:
 
     def configure(self, wanted_ports: Mapping[ServerName, int]) -> StackConfig:
         """Read the stack's configuration, or make it. Raises ConfigError if it runs with other ports than wanted."""
+        check_installed()
         config = read_config(self.files)
         if config is not None and self.supervisor is not None:
             _check_ports(config, wanted_ports)
@@ -129,6 +131,8 @@ class Stack:
             raise ServerError(server.problem or f"{server.name} does not run; see {self.files.log(server.name)}")
 
     def _check_supervisor(self) -> None:
+        if self._started is None and self.supervisor is None:
+            raise ServerError(f"the supervisor has ended; see {self.files.log('supervisor')}")
         if self._started is not None and self._started.poll() is not None and not read_running(self.files).settled:
             raise ServerError(
                 f"the supervisor ended with status {self._started.returncode}; see {self.files.log('supervisor')}"

@@ -20,7 +20,8 @@ from typing import IO
 from services.errors import ServiceError
 from services.localstack.config import read_config, servers
 from services.localstack.files import StackFiles, try_lock
-from services.localstack.running import Running, RunningServer, started_at, write_running
+from services.localstack.processes import started_at
+from services.localstack.running import Running, RunningServer, write_running
 from services.localstack.servers import Server
 
 TICK_S = 0.1

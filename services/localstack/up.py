@@ -15,10 +15,11 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from services.errors import ConfigError
+from services.errors import ConfigError, InputError
 from services.localstack.config import ServerName, StackConfig
 from services.localstack.display import Steps, show_servers, show_summary
 from services.localstack.files import StackFiles
+from services.localstack.processes import started_at
 from services.localstack.running import read_running
 from services.localstack.servers import ServerError
 from services.localstack.stack import Outcome, Stack
@@ -75,6 +76,8 @@ def bring_up(stack: Stack, options: UpOptions, steps: Steps) -> tuple[StackConfi
 
     If it raises, what it started still runs: `stack.abandon()` ends that.
     """
+    if options.lifetime_of is not None and started_at(options.lifetime_of) is None:
+        raise InputError(f"--lifetime-of {options.lifetime_of}: there is no such process")
     config = stack.configure(options.ports)
     with ThreadPoolExecutor(2) as threads:
         # While the servers start, which is mostly waiting, the model is converted and their clients are imported.

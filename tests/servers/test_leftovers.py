@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from services.localstack.running import started_at
+from services.localstack.processes import started_at
 from tests.waiting import eventually_sync
 
 HANGING_TEST = """

@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 from services.localstack.ports import LOOPBACK, accepts_connections
-from services.localstack.servers.server import MissingExtraError, Server
+from services.localstack.servers.server import Server
+from services.localstack.wheels import MissingExtraError
 
 
 class Broker(Server):

