@@ -22,6 +22,8 @@ PICKLED_WEIGHTS = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 TENSOR_NAME = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])(?:\.(?!weight$)[^.]+)?(?:\.weight)?"
 )
+# PEFT adds the base model's own embeddings to the file unless told otherwise.
+BASE_COPY = re.compile(r"(?:embed_tokens|lm_head)(?:\.base_layer)?\.weight$")
 LAYER_NAME = re.compile(r"(?:.+\.)?layers\.(?P<layer>\d+)\..+")
 
 
@@ -101,6 +103,11 @@ def _read_tensors(peft_dir: Path) -> Mapping[str, StoredTensor]:
 def _locate(name: str, tensor: StoredTensor, model: ModelConfig) -> _Found:
     """Find the module that a tensor's name means, with or without PEFT's and the decoder's prefixes."""
     match = TENSOR_NAME.fullmatch(name) if len(name) <= MAX_NAME_LENGTH else None
+    if match is None and BASE_COPY.search(name[-MAX_NAME_LENGTH:]):
+        raise AdapterError(
+            f"tensor {name[:MAX_NAME_LENGTH]} is a whole weight of the base model, not a change to it; "
+            "save the adapter with save_embedding_layers=False"
+        )
     if match is None:
         raise AdapterError(
             f"tensor {name[:MAX_NAME_LENGTH]} is neither lora_A nor lora_B of a module; only plain LoRA is supported"

@@ -16,6 +16,7 @@ from tests.builders import ALL_LINEAR, Array, lora_adapter, tiny_llama, write_sa
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
+EMBEDDING = "base_model.model.model.embed_tokens.base_layer.weight"
 UP1 = "base_model.model.model.layers.1.mlp.up_proj"
 
 Change = Callable[[Path], object]
@@ -147,6 +148,10 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "layer that is not there": (renamed("layers.2.", "layers.7."), "there is no layer 7, the model has 3"),
     "another architecture": (renamed("model.layers", "transformer.h"), "tensor .*transformer.h.* matches no module"),
     "another kind of tensor": (renamed("lora_A.weight", "hada_w1"), "hada_w1 is neither lora_A nor lora_B"),
+    "the base's embeddings": (
+        with_tensors(lambda t: t.update({EMBEDDING: np.zeros((320, 64), np.float32)})),
+        "embed_tokens.base_layer.weight is a whole weight of the base model.* save_embedding_layers=False",
+    ),
     "name without end": (renamed(Q0, "a." * 5000), "is neither lora_A nor lora_B"),
     "not targeted": (configured(target_modules=["q_proj"]), "tensor .* target_modules in adapter_config.json does not"),
     "excluded": (configured(exclude_modules=["up_proj"]), "up_proj.lora_A.weight is of a module that target_modules"),
