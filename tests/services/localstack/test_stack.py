@@ -186,6 +186,14 @@ def test_a_chosen_port_that_is_taken_is_named(typed: Typed, embedded_broker: Bro
     assert processes_in(typed.directory) == []
 
 
+def test_a_lifetime_that_is_over_is_named(typed: Typed) -> None:
+    with subprocess.Popen(["/bin/true"]) as gone:
+        gone.wait()
+    refused = typed.run("up", "--lifetime-of", str(gone.pid))
+    assert refused.returncode == 1
+    assert f"loraq: --lifetime-of {gone.pid}: there is no such process" in refused.stderr
+
+
 def test_a_directory_that_cannot_be_is_named(typed: Typed) -> None:
     (typed.directory / "file").write_text("")
     refused = typed.run("up", "--dir", "file/stack")
