@@ -111,6 +111,16 @@ def job_consumer(settings: Settings, *, client_id: str = "loraq-worker", max_pol
     )
 
 
+async def leave(consumer: Any) -> None:
+    """Stop a consumer and tell its group."""
+    coordinator = consumer._coordinator  # noqa: SLF001  # the library has no other way to say it
+    if getattr(coordinator, "generation", None) == 0:
+        # The embedded broker counts generations from 0, which the library takes for "never joined": it would not tell
+        # the group, and the next member would wait for this one's session to run out.
+        coordinator.generation = 1
+    await consumer.stop()
+
+
 def producer(settings: Settings, *, client_id: str = "loraq", max_request_size: int = MAX_RECORD_BYTES) -> Any:
     """A producer, not yet started, that counts a record as sent when every in-sync replica has it.
 

@@ -89,7 +89,7 @@ class Worker:
             base_fingerprint=base_fingerprint,
         )
         self.persistence = Persistence(life.health, self._on_database)
-        self.backlog = Backlog[Job](2 * settings.max_backlog_jobs)
+        self.backlog = Backlog[Job](2 * (settings.max_backlog_jobs + len(settings.lanes)))
         spec = EngineSpec(engine_config(settings), engine_factory, settings.engine_start_timeout_s)
         self.engine = EngineBridge(spec, Listener(self._on_engine_up, self._on_done, self._on_engine_lost))
         self.adapters = Adapters(

@@ -84,12 +84,7 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
 
     async def stop(self) -> None:
         """Leave the group; uncommitted records go to whoever is next."""
-        coordinator = self._kafka._coordinator  # noqa: SLF001  # the library has no other way to say it
-        if coordinator.generation == 0:
-            # The embedded broker counts generations from 0, which the library takes for "never joined": it would not
-            # tell the group, and the next worker would wait for this one's session to run out.
-            coordinator.generation = 1
-        await self._kafka.stop()
+        await kafka.leave(self._kafka)
 
     async def poll(self) -> None:
         """Take records for ever. Polling never stops, so that a long job costs no membership."""
@@ -156,6 +151,14 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
         while True:
             await asyncio.sleep(COMMIT_EVERY_S)
             await self.commit()
+            self._measure_lag()
+
+    def _measure_lag(self) -> None:
+        for partition in self._kafka.assignment():
+            end, position = self._kafka.highwater(partition), self._ledger.position(Partition(*partition))
+            if end is not None and position is not None:
+                gauge = telemetry.CONSUMER_LAG.labels(topic=partition.topic, partition=str(partition.partition))
+                gauge.set(end - position)
 
     async def commit(self) -> bool:
         """Commit what is due, with a bounded wait; False if it could not be done now and will be tried again."""

@@ -105,6 +105,13 @@ class Ledger:
             if partition.topic == topic
         )
 
+    def position(self, partition: Partition) -> int | None:
+        """Offset of the oldest unfinished record, or the next one; None while nothing was handed out."""
+        column = self._columns.get(partition)
+        if column is None:
+            return None
+        return column.open[0] if column.open else column.position
+
     def finished_above(self, partition: Partition) -> list[int]:
         """Finished offsets above the committable prefix, ascending: what a restart would run again without need."""
         return sorted(self._columns[partition].finished)

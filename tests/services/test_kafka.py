@@ -90,7 +90,7 @@ async def offsets_seen(settings: Settings, topic: str, commit: int | None) -> li
             await consumer.commit({TopicPartition(topic, 0): commit})
         return seen
     finally:
-        await consumer.stop()
+        await kafka.leave(consumer)
 
 
 async def test_a_cluster_has_an_id(broker_settings: Settings) -> None:
