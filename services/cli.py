@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from services.errors import ConfigError, ServiceError
+from services.errors import ServiceError
 
 COMMANDS = {
     "up": "services.localstack.commands:up",
@@ -40,25 +40,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, attribute = COMMANDS[cmd_name].split(":")
-        try:
-            command: click.Command = getattr(importlib.import_module(module), attribute)
-        except ModuleNotFoundError as error:
-            return _stand_in(cmd_name, error)
+        command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
-
-
-def _stand_in(name: str, error: ModuleNotFoundError) -> click.Command:
-    """What stands for a command whose packages are not installed: servers need no embedded stack."""
-    missing = (error.name or "").partition(".")[0]
-    if missing in ("engine", "schemas", "services"):
-        raise error
-    sentence = f"Needs the package {missing}: install loraq[local]."
-
-    def refuse() -> None:
-        raise ConfigError(f"`loraq {name}` needs the package {missing}, which is not here: install loraq[local]")
-
-    options: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": True}
-    return click.Command(name, callback=refuse, help=sentence, context_settings=options)
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -46,13 +46,3 @@ def test_help_imports_neither_torch_nor_a_client_library(tmp_path: Path) -> None
     )
     shown = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "imported: []" in shown.stdout
-
-
-def test_without_the_embedded_stack_help_is_shown_and_up_says_what_is_missing(tmp_path: Path) -> None:
-    script = "import sys; sys.modules['psutil'] = None; from services.cli import main; main(sys.argv[1:])"
-    command = [sys.executable, "-c", script]
-    shown = subprocess.run([*command, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "Needs the package psutil: install loraq[local]." in shown.stdout
-    refused = subprocess.run([*command, "up", "--json"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert refused.returncode == 1
-    assert refused.stderr == "loraq: `loraq up` needs the package psutil, which is not here: install loraq[local]\n"
