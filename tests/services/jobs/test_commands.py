@@ -1,0 +1,95 @@
+"""`loraq submit` and `loraq jobs`, as a person runs them, against a worker."""
+
+import asyncio
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from schemas.common import Lane
+from services.settings import Settings
+from tests.integration.workers import running_worker
+from tests.integration.world import TENANT, World, open_world
+from tests.processes import loraq
+
+
+async def run(settings: Settings, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command while the worker in this process goes on."""
+    return await asyncio.to_thread(loraq, *arguments, settings=settings)
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+async def test_jobs_are_submitted_waited_for_and_looked_at(settings: Settings, tmp_path: Path) -> None:
+    async with open_world(settings) as world, running_worker(settings):
+        await one_job_answers_with_its_output(settings)
+        await a_failed_job_fails_the_command(settings)
+        await a_file_of_jobs_is_sent_whole(settings, world, tmp_path)
+        await jobs_are_listed_and_shown(settings, world)
+
+
+async def one_job_answers_with_its_output(settings: Settings) -> None:
+    ended = await run(settings, "submit", "--tenant", TENANT, "--prompt", "hello there", "--wait")
+    assert (ended.returncode, ended.stdout) == (0, "hello there\n"), ended.stderr
+
+
+async def a_failed_job_fails_the_command(settings: Settings) -> None:
+    ended = await run(settings, "submit", "--tenant", TENANT, "--adapter", "none", "--prompt", "x", "--wait", "--json")
+    [row] = lines(ended.stdout)
+    assert (ended.returncode, row["state"], row["error_code"]) == (1, "failed", "unknown_adapter")
+    assert ended.stderr.startswith("loraq: 1 of 1 jobs did not succeed; failed, unknown_adapter: tenant 'acme' has no")
+
+
+async def a_file_of_jobs_is_sent_whole(settings: Settings, world: World, directory: Path) -> None:
+    file = directory / "jobs.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"prompt {number}"}) + "\n" for number in range(5)))
+    options = ["--file", str(file), "--tenant", TENANT, "--lane", "batch", "--json"]
+    ended = await run(settings, "submit", *options, "--wait")
+    assert ended.returncode == 0, ended.stderr
+    assert [row["output_text"] for row in lines(ended.stdout)] == [f"prompt {number}" for number in range(5)]
+    assert {row["lane"] for row in lines(ended.stdout)} == {Lane.BATCH}
+    known = len(await world.jobs())
+    file.write_text(file.read_text() + '{"prompt": "x", "colour": "red"}\n')
+    refused = await run(settings, "submit", *options)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == f"loraq: {file} line 6: field 'colour' is not known\n"
+    assert len(await world.jobs()) == known
+
+
+async def jobs_are_listed_and_shown(settings: Settings, world: World) -> None:
+    listed = await run(settings, "jobs", "--json", "--limit", "100")
+    rows = lines(listed.stdout)
+    assert {row["job_id"] for row in rows} == {str(job_id) for job_id in await world.jobs()}
+    failed = await run(settings, "jobs", "--state", "failed")
+    assert "unknown_adapter" in failed.stdout
+    assert "batch" not in failed.stdout
+    job_id = next(row["job_id"] for row in rows if row["state"] == "succeeded")
+    shown = await run(settings, "jobs", job_id, "--tenant", TENANT)
+    assert "output_text" in shown.stdout
+    [detail] = lines((await run(settings, "jobs", job_id, "--json")).stdout)
+    assert detail["finish_reason"] == "stop"
+    absent = await run(settings, "jobs", "01930000-0000-7000-8000-000000000000")
+    assert absent.stderr.startswith("loraq: there is no job 01930000-0000-7000-8000-000000000000")
+
+
+async def test_a_wait_names_the_tenant_that_is_not_registered(settings: Settings) -> None:
+    async with open_world(settings):
+        ended = await run(settings, "submit", "--tenant", "nobody", "--prompt", "x", "--wait")
+    assert ended.returncode == 1
+    assert "nobody" in ended.stderr
+
+
+async def test_a_wait_is_bounded_and_says_what_to_look_at(settings: Settings) -> None:
+    async with open_world(settings):
+        ended = await run(settings, "submit", "--tenant", TENANT, "--prompt", "x", "--wait", "--wait-timeout", "0.5")
+    assert ended.returncode == 1
+    assert "1 of 1 jobs did not end within 0.5 s" in ended.stderr
+    assert "check that a worker runs" in ended.stderr
+
+
+def test_wrong_usage_is_status_2(settings: Settings) -> None:
+    assert loraq("submit", "--tenant", TENANT, settings=settings).returncode == 2
+    assert loraq("jobs", "not-a-uuid", settings=settings).returncode == 2
+    assert "JOB_ID" in loraq("jobs", "--help", settings=settings).stdout

@@ -1,0 +1,49 @@
+"""From options and files to requests; nothing is accepted in part."""
+
+import pytest
+
+from services.errors import InputError
+from services.jobs.requests import one_request, requests_of, webhook_of
+
+
+def test_options_make_a_request_with_an_id() -> None:
+    request = one_request({"tenant": "acme", "adapter": None, "prompt": "hello", "sampling": {"max_tokens": 3}})
+    assert request.job_id is not None
+    assert (request.tenant, request.adapter, request.sampling.max_tokens) == ("acme", None, 3)
+
+
+def test_a_wrong_option_is_named() -> None:
+    with pytest.raises(InputError, match=r"the job: field .sampling\.max_tokens.: Input should be greater"):
+        one_request({"tenant": "acme", "prompt": "hello", "sampling": {"max_tokens": 0}})
+
+
+def test_a_webhook_is_an_address_or_an_endpoint() -> None:
+    assert webhook_of("https://example.com/x") == {"url": "https://example.com/x"}
+    assert webhook_of("orders") == {"endpoint": "orders"}
+    assert webhook_of(None) is None
+
+
+def test_every_line_of_a_file_is_a_request_and_options_fill_gaps() -> None:
+    lines = ['{"prompt": "one"}\n', "\n", '{"prompt": "two", "tenant": "other", "adapter": "b"}\n']
+    first, second = requests_of(lines, "jobs.jsonl", {"tenant": "acme", "adapter": "a", "sampling": {}})
+    assert (first.tenant, first.adapter, first.prompt) == ("acme", "a", "one")
+    assert (second.tenant, second.adapter, second.prompt) == ("other", "b", "two")
+
+
+@pytest.mark.parametrize("defaults", [{}, {"tenant": "acme"}])
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("{", "jobs.jsonl line 2: .*JSON"),
+        ("[]", "jobs.jsonl line 2: the value is not a JSON object"),
+        ('{"tenant": "acme", "prompt": "x", "colour": 1}', "jobs.jsonl line 2: field 'colour' is not known"),
+    ],
+)
+def test_a_wrong_line_is_named(line: str, sentence: str, defaults: dict[str, str]) -> None:
+    with pytest.raises(InputError, match=sentence):
+        requests_of(['{"tenant": "acme", "prompt": "x"}', line], "jobs.jsonl", defaults)
+
+
+def test_an_empty_file_is_a_mistake() -> None:
+    with pytest.raises(InputError, match=r"jobs\.jsonl holds no jobs"):
+        requests_of(["\n"], "jobs.jsonl", {})
