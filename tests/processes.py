@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from services.localstack import child
 from services.settings import Settings
 
 STOP_TIMEOUT_S = 30.0
@@ -119,6 +121,7 @@ def spawn(
     """Run `loraq <command>` with these settings and wait until it is ready (`ready_timeout_s=None`: do not wait).
 
     At the end it gets SIGTERM, if it still runs, and its log is shown when the test fails inside the block.
+    It dies with pytest, and with the thread that called this.
     """
     with TemporaryDirectory(prefix="loraq-process-") as scratch:
         directory = Path(scratch)
@@ -146,10 +149,19 @@ def _start(
         "PYTHONUNBUFFERED": "1",
         **env,
     }
+    dies_with_this_process = [
+        sys.executable,
+        "-I",
+        "-S",
+        child.__file__,
+        str(os.getpid()),
+        str(int(signal.SIGKILL)),
+        "-1",
+    ]
     with (directory / "log").open("wb") as log:
         return subprocess.Popen(
             # A directory of its own, so that no env file of the developer's is read.
-            [sys.executable, "-m", "services.cli", *command],
+            [*dies_with_this_process, sys.executable, "-m", "services.cli", *command],
             cwd=directory,
             env=variables,
             stdin=subprocess.DEVNULL,
