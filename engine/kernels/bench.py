@@ -1,8 +1,8 @@
-"""`python -m engine.kernels.bench`: what each CPU operator costs in one step of SmolLM2-135M, and what the machine allows.
+"""`python -m engine.kernels.bench`: what each CPU operator costs in a step of SmolLM2-135M, and what is possible.
 
-A line is one operator over all 30 layers (their weights, adapters and KV are distinct memory, as in a real step): the sum of
-each layer's best time of many, then its share of the machine's peak for what bounds it, bytes or multiplications. Peaks are
-measured first. Best times of short pieces are what a busy machine disturbs least.
+A line is one operator over all 30 layers, whose weights, adapters and KV are distinct memory as in a real step: the sum
+of each layer's best time of many, then its share of the machine's peak for what bounds it, bytes or multiplications.
+Peaks are measured first. Best times of short pieces are what a busy machine disturbs least.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Memory for what is read at random places: huge pages, or every tile costs a walk through the page table besides its read."""
+"""Memory for what is read at random places: without huge pages every tile costs a page table walk besides its read."""
 
 import mmap
 

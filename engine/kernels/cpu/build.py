@@ -67,7 +67,12 @@ def cache_dir() -> Path:
         path = Path(chosen)
     else:
         path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "loraq" / "kernels"
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise KernelBuildError(
+            f"{path} cannot be made: {error}. Set LORAQ_KERNEL_CACHE to a folder of yours."
+        ) from error
     return path
 
 
@@ -103,6 +108,13 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _compile(compiler: str, flags: Sequence[str], namespace: str, library: Path) -> None:
+    try:
+        _compile_into(library, compiler, flags, namespace)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelBuildError(f"{library} cannot be built: {error}") from error
+
+
+def _compile_into(library: Path, compiler: str, flags: Sequence[str], namespace: str) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         built = Path(scratch) / library.name
         define = f"-DLORAQ_NAMESPACE={namespace}"

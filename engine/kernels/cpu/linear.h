@@ -137,7 +137,8 @@ void collect_prefetch(const LinearShape& shape, const uint32_t* next_weights, co
   if (num_row_blocks <= kMostRowBlocksToPrefetch)
     prefetch.add_range(reinterpret_cast<const char*>(next_weights) + unit.row_block * share, share);
   if (lora != nullptr) {
-    for_each_tile<E>(*lora, next.block.projection, next.block.n_tile, next.block.n_tiles, next.first, next.last,
+    int64_t new_from = next.index == unit.index ? next.first : 0;
+    for_each_tile<E>(*lora, next.block.projection, next.block.n_tile, next.block.n_tiles, next.first, next.last, new_from,
                      [&](const uint8_t* tile) { prefetch.add(tile); });
   }
   prefetch.spread((shape.words + kWordsPerStep - 1) / kWordsPerStep);

@@ -163,6 +163,17 @@ class TileLookahead {
   int64_t unit_, last_unit_, k_tile_ = 0;
 };
 
+// acc[t][r] += x[t] . A[r] over one vector of columns.
+template <class E, int TOKENS>
+LORAQ_INLINE void multiply_ranks(const typename E::Value* tile, const u32x16 xs[TOKENS], f32x16 acc[TOKENS][kTileRanks]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kTileRanks; ++r) {
+    u32x16 a = load_bits(tile + r * kColumns);
+#pragma GCC unroll 3
+    for (int t = 0; t < TOKENS; ++t) acc[t][r] = E::multiply_add(acc[t][r], a, xs[t]);
+  }
+}
+
 // h of TOKENS tokens for the eight ranks of one group.
 template <class E, int TOKENS>
 void shrink_tokens(const LoraPlan& plan, const SegmentPlan& segment, const ProjectionPart& part, int64_t group,
@@ -173,22 +184,23 @@ void shrink_tokens(const LoraPlan& plan, const SegmentPlan& segment, const Proje
   for (int64_t k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
     const Value* tile = reinterpret_cast<const Value*>(segment.tiles.at(part.a_tile + group * plan.k_tiles + k_tile));
     if (lookahead != nullptr) lookahead->step();
-    for (int64_t k = 0; k < kColumns; k += step) {
-      int64_t column = k_tile * kColumns + k, left = plan.in_features - column;
-      if (left <= 0) break;
-      u32x16 xs[TOKENS];
-      for (int t = 0; t < TOKENS; ++t) {
-        const Value* from = x + t * x_stride + column;
-        xs[t] = left >= step ? load_bits(from) : load_bits_partial(from, left * static_cast<int64_t>(sizeof(Value)));
-      }
-#pragma GCC unroll 8
-      for (int r = 0; r < kTileRanks; ++r) {
-        u32x16 a = load_bits(tile + r * kColumns + k);
+    const Value* columns = x + k_tile * kColumns;
+    int64_t left = std::min<int64_t>(plan.in_features - k_tile * kColumns, kColumns);
+    u32x16 xs[TOKENS];
+    int64_t k = 0;
+    for (; k + step <= left; k += step) {
 #pragma GCC unroll 3
-        for (int t = 0; t < TOKENS; ++t) acc[t][r] = E::multiply_add(acc[t][r], a, xs[t]);
-      }
+      for (int t = 0; t < TOKENS; ++t) xs[t] = load_bits(columns + t * x_stride + k);
+      multiply_ranks<E, TOKENS>(tile + k, xs, acc);
+    }
+    if (k < left) {
+#pragma GCC unroll 3
+      for (int t = 0; t < TOKENS; ++t)
+        xs[t] = load_bits_partial(columns + t * x_stride + k, (left - k) * static_cast<int64_t>(sizeof(Value)));
+      multiply_ranks<E, TOKENS>(tile + k, xs, acc);
     }
   }
+#pragma GCC unroll 3
   for (int t = 0; t < TOKENS; ++t) {
     float sums[kTileRanks];
     sum_lanes_of_8(acc[t], sums);
@@ -271,11 +283,13 @@ LORAQ_INLINE void for_each_run(const LoraPlan& plan, int projection, int64_t fir
   }
 }
 
-// Calls body(address) for each B tile that expand_block reads for the same arguments.
+// Calls body(address) for each B tile that expand_block reads for the same arguments, but for the tiles of a segment that
+// starts before `new_from`: rows above have brought them into cache.
 template <class E, class Body>
 void for_each_tile(const LoraPlan& plan, int projection, int64_t n_tile, int64_t n_tiles, int64_t first_row, int64_t last_row,
-                   const Body& body) {
+                   int64_t new_from, const Body& body) {
   for_each_run(plan, projection, first_row, last_row, [&](const SegmentPlan& segment, const ProjectionPart& part, int64_t, int64_t) {
+    if (segment.start < new_from) return;
     for (int64_t group = 0; group < part.num_groups; ++group) body(segment.tiles.at(part.b_tile + group * n_tiles + n_tile));
   });
 }

@@ -12,8 +12,13 @@ def cpu() -> CpuKernels:
     return CpuKernels()
 
 
+@pytest.fixture(scope="session", params=["cpu", "portable"])
+def compiled(request: pytest.FixtureRequest) -> CpuKernels:
+    return CpuKernels(PORTABLE_FLAGS if request.param == "portable" else None)
+
+
 @pytest.fixture(scope="session", params=["cpu", "portable", "fallback"])
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     if request.param == "fallback":
         return fallback
-    return CpuKernels(PORTABLE_FLAGS) if request.param == "portable" else CpuKernels()
+    return CpuKernels(PORTABLE_FLAGS if request.param == "portable" else None)

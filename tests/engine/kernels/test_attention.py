@@ -67,21 +67,21 @@ def one_token(case: Sequences, token: int) -> Sequences:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("window", [0, 5, 33])
 def test_a_token_is_the_same_alone_in_a_batch_and_in_any_chunk(
-    cpu: CpuKernels, dtype: torch.dtype, window: int
+    compiled: CpuKernels, dtype: torch.dtype, window: int
 ) -> None:
     case = sequences(PREFILL, dtype)
     q = queries(case, dtype)
-    together = attend(cpu, case, q, dtype, window)
+    together = attend(compiled, case, q, dtype, window)
     for token in range(case.num_tokens):
-        alone = attend(cpu, one_token(case, token), q[token : token + 1], dtype, window)
+        alone = attend(compiled, one_token(case, token), q[token : token + 1], dtype, window)
         assert torch.equal(alone[0], together[token])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_token_does_not_depend_on_the_page_size(cpu: CpuKernels, dtype: torch.dtype) -> None:
+def test_a_token_does_not_depend_on_the_page_size(compiled: CpuKernels, dtype: torch.dtype) -> None:
     small, large = (sequences(PREFILL, dtype, tokens_per_page=n) for n in (5, 32))
     q = queries(small, dtype)
-    assert torch.equal(attend(cpu, small, q, dtype), attend(cpu, large, q, dtype))
+    assert torch.equal(attend(compiled, small, q, dtype), attend(compiled, large, q, dtype))
 
 
 def test_large_scores_do_not_overflow(kernels: Kernels) -> None:

@@ -31,14 +31,14 @@ def test_equals_the_reference(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_is_the_same_alone_and_among_others(cpu: CpuKernels, dtype: torch.dtype) -> None:
-    packed = cpu.pack_linear([random_matrix(200, 576, dtype, 1)])
+def test_a_row_is_the_same_alone_and_among_others(compiled: CpuKernels, dtype: torch.dtype) -> None:
+    packed = compiled.pack_linear([random_matrix(200, 576, dtype, 1)])
     x = random_matrix(133, 576, dtype, 2)
     together = torch.empty(133, 200, dtype=dtype)
-    cpu.linear(x, packed, together)
+    compiled.linear(x, packed, together)
     for num_rows in (1, 2, 5, 6, 7, 32):
         some = torch.empty(num_rows, 200, dtype=dtype)
-        cpu.linear(x[-num_rows:], packed, some)
+        compiled.linear(x[-num_rows:], packed, some)
         assert torch.equal(some, together[-num_rows:])
 
 

@@ -82,14 +82,14 @@ def test_apply_adds_to_what_stands_there(kernels: Kernels, dtype: torch.dtype, y
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("group", GROUPS)
 def test_rows_without_an_adapter_equal_the_base_product_bit_for_bit(
-    cpu: CpuKernels, dtype: torch.dtype, group: str
+    compiled: CpuKernels, dtype: torch.dtype, group: str
 ) -> None:
     shapes = SHAPES["576"]
     slots = [-1] * 9 + [1] * 5 + [2] * 4 + [3] * 9  # slot 2 has no projection at all
     x = random_matrix(len(slots), shapes.group(group)[0], dtype, 1)
-    mixed = run_fused(cpu, shapes, group, x, lora_batch(adapter_tables(MIXED_RANKS, shapes, dtype), slots), dtype)
+    mixed = run_fused(compiled, shapes, group, x, lora_batch(adapter_tables(MIXED_RANKS, shapes, dtype), slots), dtype)
     base = torch.empty_like(mixed)
-    cpu.linear(x, cpu.pack_linear(weights(shapes, group, dtype)), base)
+    compiled.linear(x, compiled.pack_linear(weights(shapes, group, dtype)), base)
     untouched = [t for t, slot in enumerate(slots) if slot in (-1, 2)]
     assert torch.equal(mixed[untouched], base[untouched])
     assert not torch.equal(mixed, base)
@@ -97,16 +97,16 @@ def test_rows_without_an_adapter_equal_the_base_product_bit_for_bit(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_token_is_the_same_alone_and_in_any_mix(cpu: CpuKernels, dtype: torch.dtype, group: str) -> None:
+def test_a_token_is_the_same_alone_and_in_any_mix(compiled: CpuKernels, dtype: torch.dtype, group: str) -> None:
     shapes = SHAPES["576"]
     tables = adapter_tables(MIXED_RANKS, shapes, dtype)
     slots = slots_by_popularity("uniform", 63, len(MIXED_RANKS))
     x = random_matrix(63, shapes.group(group)[0], dtype, 5)
-    mixed = run_fused(cpu, shapes, group, x, lora_batch(tables, slots), dtype)
+    mixed = run_fused(compiled, shapes, group, x, lora_batch(tables, slots), dtype)
     for token in range(0, 63, 4):
-        alone = run_fused(cpu, shapes, group, x[token : token + 1], lora_batch(tables, [slots[token]]), dtype)
+        alone = run_fused(compiled, shapes, group, x[token : token + 1], lora_batch(tables, [slots[token]]), dtype)
         assert torch.equal(alone[0], mixed[token])
-    half = run_fused(cpu, shapes, group, x[20:50], lora_batch(tables, slots[20:50]), dtype)
+    half = run_fused(compiled, shapes, group, x[20:50], lora_batch(tables, slots[20:50]), dtype)
     assert torch.equal(half, mixed[20:50])
 
 
