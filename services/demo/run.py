@@ -58,24 +58,28 @@ def run_demo(options: Options) -> int:
         with sigterm_interrupts(), _alone(stack.files), _ended(stack):
             return _run(options, stack, view)
     except KeyboardInterrupt:
+        # It may have come between hiding the cursor and the guard that shows it again.
+        view.console.show_cursor()
         view.say("Interrupted; everything that the demo started has ended.")
         return INTERRUPTED
 
 
 def _run(options: Options, stack: Stack, view: View) -> int:
-    view.say(f"loraq demo, in {stack.files.directory}", style="bold")
+    view.heading(f"loraq: many LoRA adapters over one base model, as asynchronous jobs ({options.directory})")
     steps = Steps(view.console)
     config, base_model = _bring_up(options, stack, steps)
     adapters, remarks = find_adapters(options.adapters_dir, base_model)
     for remark in remarks:
         view.say(remark)
-    processes = _processes(stack.files, config.environment(base_model))
+    environment = config.environment(base_model)
+    processes = _processes(stack.files, environment)
     story = Story(stack_settings(config, base_model), adapters, options.num_jobs, view, steps)
     with running(processes):
         told = asyncio.run(_guarded(story.tell(processes), watch(processes, stack.files)))
-        Report(told, config, stack.files, processes, options.keep).show(view)
+        report = Report(told, options.directory, environment["LORAQ_DATABASE_URL"], processes, options.keep)
+        report.show(view)
         if options.as_json:
-            print(json.dumps(as_dict(told, config, stack.files)))  # noqa: T201  # the machine-readable line
+            print(json.dumps(as_dict(report)), flush=True)  # noqa: T201  # the machine-readable line
         if options.keep:
             asyncio.run(watch(processes, stack.files))
     return 1 if told.verdict.problems else 0
@@ -125,5 +129,7 @@ def _ended(stack: Stack) -> Iterator[None]:
     try:
         yield
     finally:
-        with stack.files.exclusively():
-            stack.abandon()
+        # `loraq down --delete` from elsewhere takes the directory away; then there is nothing left to end.
+        if stack.files.directory.is_dir():
+            with stack.files.exclusively():
+                stack.abandon()

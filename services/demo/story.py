@@ -88,6 +88,7 @@ class Story:
                     await produce(self.settings, jobs, to)
                     rows, verdict = await follow(pool, jobs, to, bars.update)
                     seconds = time.monotonic() - began_at
+            self.steps.done("jobs", f"{len(jobs)} produced to {len({job.lane for job in jobs})} lanes")
             sql = SUMMARY.strip().format(run=run)
             async with transaction(pool, "read the demo's summary") as connection:
                 summary = [dict(row) for row in await connection.fetch(sql)]
@@ -107,6 +108,6 @@ class Story:
         self.steps.now("adapters", "pushing to S3, waiting for the registrar")
         async with open_store(self.settings) as store:
             pushed = await push_all(pool, store, self.settings, self.adapters)
-        described = [f"{row.tenant}/{row.ref} (rank {row.rank})" for row in pushed]
-        self.steps.done("adapters", escape(", ".join(described) or "none fits this base model"))
+        owned = [f"{tenant}: {' '.join(row.ref for row in pushed if row.tenant == tenant)}" for tenant in TENANTS]
+        self.steps.done("adapters", escape("; ".join(owned)) if pushed else "none fits this base model")
         return pushed

@@ -50,7 +50,7 @@ class View:
         table.add_column("rank", justify="right", no_wrap=True)
         table.add_column("answer", ratio=1, overflow="fold")
         for who, rank, text in rows:
-            table.add_row(who, rank or "–", Text(text.strip()))
+            table.add_row(who, rank or "-", Text(text.strip()))
         self.console.print(table)
 
     def query(self, sql: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -63,10 +63,11 @@ class View:
             table.add_row(*map(str, row.values()))
         self.console.print(table)
 
-    def facts(self, facts: Mapping[str, str]) -> None:
-        """Names and values, one a line; long values stay whole, so that they can be copied."""
-        for name, value in facts.items():
-            self.console.print(Text.assemble((f"  {name:<{NAME_WIDTH}} ", "bold"), value), soft_wrap=True)
+    def commands(self, commands: Mapping[str, str]) -> None:
+        """Commands and what each is for; a command stays on one line of its own, so that it can be copied."""
+        for command, purpose in commands.items():
+            self.console.print(Text.assemble(("  # " + purpose, "dim")))
+            self.console.print(Text("  " + command), soft_wrap=True)
 
 
 class JobBars:
