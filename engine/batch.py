@@ -1,131 +1,115 @@
-"""StepBatch: all that the forward pass needs to know of a step, built once for all layers."""
+"""StepBatch: all that the forward pass needs to know of a step, built once for all layers, with numpy alone."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from engine.lora.batch import Segment, segments
-from engine.lora.weights import AdapterWeights
-from engine.memory.kv import Ints, KvCache
+from engine.kernels import AttentionBatch, LoraBatch
+from engine.lora.edges import EdgeBatch, EmbeddingRows
+from engine.lora.store import LoadedAdapter
+from engine.lora.tables import SlotTables
 from engine.scheduler import Slice
-from engine.types import PageId
 
+Ids = npt.NDArray[np.int64]
 
-@dataclass(frozen=True, slots=True)
-class AttentionGroup:
-    """Sequences that attend together: the same number of queries each, keys padded to the longest.
-
-    `tokens` (sequences · queries) are their rows of the step. `starts` and `ends` (sequences) bound the positions of
-    their queries, so that a mask can be made for any window. `causal` says that queries and keys are the same tokens.
-    """
-
-    tokens: torch.Tensor
-    num_sequences: int
-    num_queries: int
-    num_keys: int
-    causal: bool
-    read_index: torch.Tensor
-    query_positions: torch.Tensor
-
-    def mask(self, window: int | None) -> torch.Tensor | None:
-        """True where query (sequence, 1, query, key) may look; None when the causal flag says it all."""
-        if self.causal and (window is None or window >= self.num_keys):
-            return None
-        queries = self.query_positions.view(self.num_sequences, 1, self.num_queries, 1)
-        keys = torch.arange(self.num_keys, device=queries.device)
-        seen = keys <= queries
-        return seen if window is None else seen & (keys > queries - window)
+NO_SLOT = -1
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     """Tokens of a step in the plan's order, whose neighbours share an adapter.
 
-    `token_ids` and `positions` are (tokens); `last_rows` are the rows whose next token is sampled, in plan order.
+    `token_ids` is int64 (tokens); `sampled_rows` are the rows whose next token is sampled, in plan order. `lora` is
+    None when no row has an adapter, `edges` when none of them reaches beyond the layers.
     """
 
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    write_index: torch.Tensor
-    groups: tuple[AttentionGroup, ...]
-    segments: tuple[Segment, ...]
-    last_rows: torch.Tensor
-    last_segments: tuple[Segment, ...]
+    token_ids: Ids
+    attention: AttentionBatch
+    lora: LoraBatch | None
+    edges: EdgeBatch | None
+    sampled_rows: torch.Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the step."""
+        return len(self.token_ids)
 
 
 def build_batch(
-    plan: Many[Slice],
-    pages_of: Callable[[Slice], Many[PageId]],
-    adapter_of: Callable[[Slice], AdapterWeights | None],
-    kv: KvCache,
-    device: torch.device,
+    plan: Many[Slice], adapter_of: Callable[[Slice], LoadedAdapter | None], tables: SlotTables
 ) -> StepBatch:
-    """Lay out a plan and clear the pages that it begins to fill."""
-    tables = [np.asarray(pages_of(part), dtype=np.int64) for part in plan]
-    starts = np.array([part.sequence.num_computed for part in plan])
-    counts = np.array([part.num_tokens for part in plan])
-    positions = [np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
-    kv.clear(_begun_pages(tables, starts, starts + counts, kv.tokens_per_page))
-    flat = np.concatenate(positions)
-    pages = np.concatenate([table[at // kv.tokens_per_page] for table, at in zip(tables, positions, strict=True)])
-    token_ids = [i for part, at in zip(plan, positions, strict=True) for i in _token_ids(part, at)]
-    is_last = np.array([part.is_last for part in plan])
+    """Lay out a plan whose slices stand in the order of their adapters."""
+    starts = np.array([part.sequence.num_computed for part in plan], np.int32)
+    counts = np.array([part.num_tokens for part in plan], np.int32)
+    ends = np.cumsum(counts, dtype=np.int32)
     adapters = [adapter_of(part) for part in plan]
+    sampled = np.array([part.is_last for part in plan])
     return StepBatch(
-        token_ids=torch.tensor(token_ids, device=device),
-        positions=torch.from_numpy(flat).to(device),
-        write_index=kv.write_index(pages, flat % kv.tokens_per_page),
-        groups=tuple(_groups(tables, starts, counts, kv, device)),
-        segments=segments(zip(adapters, counts.tolist(), strict=True)),
-        last_rows=torch.from_numpy((np.cumsum(counts) - 1)[is_last]).to(device),
-        last_segments=segments(zip(adapters, is_last.astype(int).tolist(), strict=True)),
+        token_ids=_token_ids(plan),
+        attention=AttentionBatch(
+            block_tables=torch.from_numpy(_block_tables(plan)),
+            query_starts=torch.from_numpy(_from_zero(ends)),
+            context_lens=torch.from_numpy(starts + counts),
+        ),
+        lora=_lora(adapters, ends, tables) if any(adapter is not None for adapter in adapters) else None,
+        edges=_edges(adapters, ends, sampled, tables),
+        sampled_rows=torch.from_numpy(ends[sampled].astype(np.int64) - 1),
     )
 
 
-def _token_ids(part: Slice, positions: Ints) -> list[int]:
-    return part.sequence.tokens(int(positions[0]), int(positions[-1]) + 1)
+def _token_ids(plan: Many[Slice]) -> Ids:
+    ids: list[int] = []
+    for part in plan:
+        start = part.sequence.num_computed
+        ids.extend(part.sequence.tokens(start, start + part.num_tokens))
+    return np.array(ids, np.int64)
 
 
-def _begun_pages(tables: list[Ints], starts: Ints, ends: Ints, tokens_per_page: int) -> list[int]:
-    """Pages whose first slot is written now and whose last one is not."""
-    begun = []
-    for table, start, end in zip(tables, starts, ends, strict=True):
-        page = (end - 1) // tokens_per_page
-        if end % tokens_per_page and page * tokens_per_page >= start:
-            begun.append(int(table[page]))
-    return begun
+def _block_tables(plan: Many[Slice]) -> npt.NDArray[np.int32]:
+    table = np.zeros((len(plan), max(len(part.sequence.pages) for part in plan)), np.int32)
+    for row, part in zip(table, plan, strict=True):
+        pages = part.sequence.pages
+        row[: len(pages)] = pages
+    return table
 
 
-def _groups(tables: list[Ints], starts: Ints, counts: Ints, kv: KvCache, device: torch.device) -> list[AttentionGroup]:
-    """One group for all single tokens, and one for each pair of chunk length and context."""
-    members: dict[tuple[int, int], list[int]] = {}
-    for index, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
-        members.setdefault((count, -1 if count == 1 else start), []).append(index)
-    rows = np.cumsum(counts) - counts
-    return [_group(indexes, tables, starts, rows, count, kv, device) for (count, _), indexes in members.items()]
+def _from_zero(ends: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    return np.concatenate((np.zeros(1, np.int32), ends))
 
 
-def _group(
-    indexes: list[int], tables: list[Ints], starts: Ints, rows: Ints, count: int, kv: KvCache, device: torch.device
-) -> AttentionGroup:
-    num_keys = int(starts[indexes].max()) + count
-    num_pages = -(-num_keys // kv.tokens_per_page)
-    table = np.stack([_padded(tables[index], num_pages) for index in indexes])
-    queries = np.arange(count)
-    return AttentionGroup(
-        tokens=torch.from_numpy((rows[indexes][:, None] + queries).reshape(-1)).to(device),
-        num_sequences=len(indexes),
-        num_queries=count,
-        num_keys=num_keys,
-        causal=count == num_keys,
-        read_index=kv.read_index(table),
-        query_positions=torch.from_numpy(starts[indexes][:, None] + queries).to(device),
+def _lora(adapters: Many[LoadedAdapter | None], ends: npt.NDArray[np.int32], tables: SlotTables) -> LoraBatch:
+    segments, slots = _segments([NO_SLOT if adapter is None else adapter.slot for adapter in adapters], ends)
+    return LoraBatch(tables.layers, segments, slots)
+
+
+def _segments(slots: list[int], ends: npt.NDArray[np.int32]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Join neighbours of one slot: their ends, from zero on, and each one's slot."""
+    last = [index for index, slot in enumerate(slots) if index + 1 == len(slots) or slots[index + 1] != slot]
+    joined = np.array([slots[index] for index in last], np.int32)
+    return torch.from_numpy(_from_zero(ends[last])), torch.from_numpy(joined)
+
+
+def _edges(
+    adapters: Many[LoadedAdapter | None],
+    ends: npt.NDArray[np.int32],
+    sampled: npt.NDArray[np.bool_],
+    tables: SlotTables,
+) -> EdgeBatch | None:
+    layouts = [None if adapter is None else adapter.layout for adapter in adapters]
+    if not any(layout is not None and (layout.has_head or layout.embedding_rank) for layout in layouts):
+        return None
+    embedding = tuple(
+        EmbeddingRows(start, end, adapter.slot, adapter.layout.embedding_rank)
+        for start, end, adapter in zip(_from_zero(ends).tolist(), ends.tolist(), adapters, strict=False)
+        if adapter is not None and adapter.layout.embedding_rank
     )
-
-
-def _padded(table: Ints, num_pages: int) -> Ints:
-    """The first pages of a table, its first one repeated past its end: masked, but finite and the sequence's own."""
-    return np.pad(table[:num_pages], (0, max(num_pages - len(table), 0)), constant_values=table[0])
+    rows = [adapter for adapter, is_sampled in zip(adapters, sampled.tolist(), strict=True) if is_sampled]
+    slots = [adapter.slot if adapter is not None and adapter.layout.has_head else NO_SLOT for adapter in rows]
+    if all(slot == NO_SLOT for slot in slots):
+        return EdgeBatch(embedding, None)
+    segments, joined = _segments(slots, np.arange(1, len(slots) + 1, dtype=np.int32))
+    return EdgeBatch(embedding, LoraBatch(tables.edges, segments, joined))

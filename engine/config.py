@@ -16,8 +16,10 @@ MIB = 1024**2
 class EngineConfig:
     """Frozen; raises ConfigurationError naming the first bad field.
 
-    `kv_bytes` bounds the memory of all KV pages. `max_batch_size` is sequences per step, `max_batch_tokens` the tokens
-    that one step computes. `threads` 0 is one per core. `tokens_per_page` is the length of a KV page.
+    `pool_bytes` is the one pool of pages that KV and adapters share. `max_batch_size` is sequences per step,
+    `max_batch_tokens` the tokens that one step computes. `threads` 0 is one per core. `tokens_per_page` is the least
+    length of a KV page: it is filled up to whole adapter tiles. With `prefix_cache` computed KV blocks are kept while
+    there is room, and used by whoever of the same tenant has the same adapter and the same beginning.
     """
 
     model: Path | str
@@ -25,16 +27,19 @@ class EngineConfig:
     dtype: DType = "bfloat16"
     max_batch_size: int = 32
     max_batch_tokens: int = 2048
-    kv_bytes: int = 1024 * MIB
+    pool_bytes: int = 1024 * MIB
     tokens_per_page: int = 16
     threads: int = 0
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         if self.dtype not in get_args(DType):
             raise ConfigurationError(f"dtype is {self.dtype!r}; it must be one of {', '.join(get_args(DType))}")
-        for name in ("max_batch_size", "max_batch_tokens", "kv_bytes", "tokens_per_page"):
+        for name in ("max_batch_size", "max_batch_tokens", "pool_bytes", "tokens_per_page"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.device != "cpu":
+            raise ConfigurationError(f"device is {self.device!r}; this version computes on 'cpu' only")
         if self.threads < 0:
             raise ConfigurationError(f"threads is {self.threads}; it must be 0 (one per core) or more")
         if self.max_batch_tokens < self.max_batch_size:

@@ -13,25 +13,29 @@ import torch
 from engine.batch import build_batch
 from engine.config import EngineConfig
 from engine.errors import (
+    AdapterError,
     AdapterInUseError,
     EngineError,
     InvalidRequestError,
     PromptTooLongError,
     UnknownAdapterError,
 )
-from engine.lora.peft import read_adapter
-from engine.lora.weights import AdapterWeights, load_adapter
-from engine.memory.kv import KvCache, bytes_per_page, num_pages
+from engine.kernels import Kernels, fallback, load_cpu_kernels
+from engine.lora.store import AdapterStore, LoadedAdapter
 from engine.memory.pool import PagePool
+from engine.memory.prefix import scope_key
+from engine.memory.residency import Residency
+from engine.memory.storage import Storage
 from engine.model.config import read_model_config
 from engine.model.decoder import Decoder
 from engine.model.text import TextStream
 from engine.model.tokenizer import Tokenizer
 from engine.model.weights import load_weights
+from engine.model.workspace import Workspace
 from engine.sampling import Sampled, sample
-from engine.scheduler import Scheduler, Slice
+from engine.scheduler import Plan, Scheduler, Slice
 from engine.sequence import Sequence as Running
-from engine.types import AdapterInfo, AdapterName, FinishReason, Output, PageId, Request, RequestId, Usage
+from engine.types import AdapterInfo, AdapterName, FinishReason, Output, Request, RequestId, Usage
 
 
 @dataclass(slots=True, eq=False)
@@ -55,29 +59,39 @@ class Engine:
         self.config = config
         self.model_config = read_model_config(config.model_dir)
         torch.set_num_threads(config.num_threads)
-        self._device = torch.device(config.device)
-        self._dtype: torch.dtype = getattr(torch, config.dtype)
+        dtype: torch.dtype = getattr(torch, config.dtype)
         self.tokenizer = Tokenizer(config.model_dir)
         eos = self.tokenizer.eos_token_id
         self._eos_token_ids = self.model_config.eos_token_ids | ({eos} if eos is not None else set())
-        weights = load_weights(config.model_dir, self.model_config, self._dtype, self._device)
-        self._decoder = Decoder(self.model_config, weights)
-        self._pool, self._kv = self._make_cache()
-        self._scheduler = Scheduler(self._pool, config.tokens_per_page, config.max_batch_size, config.max_batch_tokens)
-        self._adapters: dict[AdapterName, AdapterWeights] = {}
+        self._kernels = _kernels_for(dtype)
+        self._storage = Storage(self.model_config, dtype, config.tokens_per_page, config.pool_bytes)
+        self._pool = PagePool(self._storage.num_pages)
+        self._residency = Residency(self._pool)
+        self._adapters = AdapterStore(self.model_config, self._storage, self._pool, self._residency)
+        self._decoder = self._make_decoder(dtype)
+        self._scheduler = Scheduler(
+            self._pool,
+            self._residency,
+            self._storage.tokens_per_page,
+            config.max_batch_size,
+            config.max_batch_tokens,
+            prefix_cache=config.prefix_cache,
+        )
+        self._instance = secrets.token_bytes(16)
         self._jobs: dict[RequestId, _Job] = {}
         self._unclaimed: list[Output] = []
         self._numbers = itertools.count()
 
-    def _make_cache(self) -> tuple[PagePool, KvCache]:
-        config, model = self.config, self.model_config
-        pages = num_pages(model, config.tokens_per_page, self._dtype.itemsize, config.kv_bytes, config.max_batch_size)
-        return PagePool(pages), KvCache(model, pages, config.tokens_per_page, self._dtype, self._device)
+    def _make_decoder(self, dtype: torch.dtype) -> Decoder:
+        model, config = self.model_config, self.config
+        weights = load_weights(config.model_dir, model, dtype, self._kernels)
+        workspace = Workspace(model, dtype, config.max_batch_tokens, config.max_batch_size)
+        return Decoder(model, weights, self._kernels, self._storage, self._adapters.tables, workspace)
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
         """The loaded adapters by name."""
-        return MappingProxyType({str(name): weights.info for name, weights in self._adapters.items()})
+        return MappingProxyType({str(name): adapter.info for name, adapter in self._adapters.items()})
 
     @property
     def has_work(self) -> bool:
@@ -87,23 +101,25 @@ class Engine:
     def load_adapter(self, name: str, peft_dir: Path | str) -> AdapterInfo:
         """Check and load a PEFT directory under a name; the same content under the same name is loaded once.
 
+        While it is idle its pages may go to others; it is then read from the directory again, which must stay.
         Raises AdapterError naming what is wrong with it, AdapterInUseError when the name's present adapter still runs.
         """
-        adapter = read_adapter(Path(peft_dir), self.model_config, name)
-        present = self._adapters.get(AdapterName(name))
+        key = AdapterName(name)
+        adapter = self._adapters.check(key, Path(peft_dir))
+        present = self._adapters.get(key)
         if present is not None and present.info.digest == adapter.info.digest:
+            self._adapters.move(key, adapter)
             return present.info
-        self._check_idle(AdapterName(name))
-        weights = load_adapter(adapter, self.model_config, self._dtype, self._device)
-        self._adapters[AdapterName(name)] = weights
-        return weights.info
+        self._check_idle(key)
+        self._adapters.add(adapter)
+        return adapter.info
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter. Raises UnknownAdapterError, or AdapterInUseError while requests for it run."""
         if name not in self._adapters:
             raise UnknownAdapterError(f"adapter {name!r} is not loaded")
         self._check_idle(AdapterName(name))
-        del self._adapters[AdapterName(name)]
+        self._adapters.remove(AdapterName(name))
 
     def _check_idle(self, name: AdapterName) -> None:
         users = sum(job.sequence.adapter == name for job in self._jobs.values())
@@ -148,12 +164,15 @@ class Engine:
         if request.adapter is not None and request.adapter not in self._adapters:
             raise UnknownAdapterError(f"adapter {request.adapter!r} is not loaded")
         sampling = request.sampling
+        adapter = None if request.adapter is None else self._adapters[AdapterName(request.adapter)]
         sequence = Running(
             request_id=request_id,
             prompt_ids=self._prompt_ids(request),
             sampling=sampling,
             adapter=None if request.adapter is None else AdapterName(request.adapter),
             seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+            scope=scope_key(request.tenant, self._instance, None if adapter is None else adapter.info.digest),
+            adapter_num_pages=0 if adapter is None else adapter.num_pages,
         )
         self._check_length(sequence)
         text = TextStream(self.tokenizer, sequence.prompt_ids, sampling.stop)
@@ -184,12 +203,11 @@ class Engine:
         wanted = f"{len(sequence.prompt_ids)} prompt tokens and max_tokens {sequence.sampling.max_tokens}"
         if sequence.max_tokens > self.model_config.max_position:
             raise PromptTooLongError(f"{wanted} exceed the model's context of {self.model_config.max_position} tokens")
+        page, pool = self._storage.bytes_per_page_id, self._pool.num_pages
         pages = self._scheduler.pages_for(sequence.max_tokens)
-        if pages > self._pool.num_pages:
-            page = bytes_per_page(self.model_config, self.config.tokens_per_page, self._dtype.itemsize)
-            raise PromptTooLongError(
-                f"{wanted} need {pages * page} bytes of KV memory; the engine has {self._pool.num_pages * page}"
-            )
+        if pages + sequence.adapter_num_pages > pool:
+            beside = f" beside {sequence.adapter_num_pages * page} for the adapter" if sequence.adapter else ""
+            raise PromptTooLongError(f"{wanted} need {pages * page} bytes of KV{beside}; the pool has {pool * page}")
 
     def cancel(self, request_id: str) -> bool:
         """Drop an unfinished request and free its memory; False when the engine does not have it."""
@@ -203,30 +221,39 @@ class Engine:
     def step(self) -> list[Output]:
         """Compute one batch and return the requests that it finished; at once when there is nothing to do."""
         finished, self._unclaimed = self._unclaimed, []
-        plan = sorted(self._scheduler.plan(), key=self._adapter_order)
-        if not plan:
-            return finished
-        with torch.inference_mode():
-            batch = build_batch(plan, self._pages_of, self._adapter_of, self._kv, self._device)
-            sampling = [part.sequence for part in plan if part.is_last]
-            logits = self._decoder.forward(batch, self._kv)
-            sampled = sample(logits, sampling) if sampling else []
-        for part in plan:
-            part.sequence.num_computed += part.num_tokens
-        for sequence, choice in zip(sampling, sampled, strict=True):
-            output = self._advance(self._jobs[sequence.request_id], choice)
-            if output is not None:
-                finished.append(output)
+        plan = self._scheduler.plan()
+        finished += self._load(plan)
+        slices = [part for part in plan.slices if part.sequence.request_id in self._jobs]
+        if slices:
+            finished += self._compute(sorted(slices, key=_adapter_order))
         self._check_when_idle()
         return finished
 
-    def _adapter_order(self, part: Slice) -> str:
-        return part.sequence.adapter or ""
+    def _load(self, plan: Plan) -> list[Output]:
+        """Read the adapters of a plan into their pages; requests of one that cannot be read fail."""
+        failed: list[Output] = []
+        for name in plan.loads:
+            try:
+                self._adapters.fill(name)
+            except AdapterError as error:
+                jobs = [job for job in self._jobs.values() if job.sequence.adapter == name]
+                failed += [self._finish(job, "stop", error) for job in jobs]
+                self._adapters.evict(name)
+        return failed
 
-    def _pages_of(self, part: Slice) -> Sequence[PageId]:
-        return self._pool.pages_of(part.sequence.request_id)
+    def _compute(self, slices: list[Slice]) -> list[Output]:
+        """One forward pass; returns the requests that its tokens end."""
+        batch = build_batch(slices, self._adapter_of, self._adapters.tables)
+        sampling = [part.sequence for part in slices if part.is_last]
+        with torch.inference_mode():
+            logits = self._decoder.forward(batch)
+            sampled = sample(logits, sampling, self._kernels) if sampling else []
+        for part in slices:
+            self._scheduler.computed(part)
+        outputs = [self._advance(self._jobs[s.request_id], choice) for s, choice in zip(sampling, sampled, strict=True)]
+        return [output for output in outputs if output is not None]
 
-    def _adapter_of(self, part: Slice) -> AdapterWeights | None:
+    def _adapter_of(self, part: Slice) -> LoadedAdapter | None:
         name = part.sequence.adapter
         return None if name is None else self._adapters[name]
 
@@ -255,7 +282,7 @@ class Engine:
             token_ids=tuple(sequence.output_ids),
             text=job.text.text,
             finish_reason=reason,
-            usage=Usage(len(sequence.prompt_ids), 0, len(sequence.output_ids)),
+            usage=Usage(len(sequence.prompt_ids), sequence.num_cached or 0, len(sequence.output_ids)),
             logprobs=job.logprobs,
             first_token_s=job.first_token_s,
             error=error,
@@ -264,4 +291,13 @@ class Engine:
     def _check_when_idle(self) -> None:
         if not self._jobs:
             self._pool.check_integrity()
-            assert self._pool.num_free == self._pool.num_pages
+            assert self._residency.num_available == self._pool.num_pages
+
+
+def _adapter_order(part: Slice) -> str:
+    return part.sequence.adapter or ""
+
+
+def _kernels_for(dtype: torch.dtype) -> Kernels:
+    """float16 has no C++ kernels: torch computes it."""
+    return fallback if dtype == torch.float16 else load_cpu_kernels()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine.kernels import Kernels
 from engine.sequence import Sequence as Running
 from engine.types import SamplingParams
 
@@ -21,46 +22,51 @@ class Sampled:
     finite: bool
 
 
-def sample(logits: torch.Tensor, rows: Sequence[Running]) -> list[Sampled]:
-    """Choose the next token of each row; logits fp32 (rows, vocabulary) may be overwritten.
+def sample(logits: torch.Tensor, rows: Sequence[Running], kernels: Kernels) -> list[Sampled]:
+    """Choose the next token of each row; logits fp32 (rows, vocabulary) are only read.
 
     A row whose logits are not finite is marked so and its token is meaningless.
     """
-    params = [row.sampling for row in rows]
-    finite = torch.isfinite(logits.amax(dim=-1))
-    reports = _reports(logits, params)
-    _apply_penalties(logits, rows)
-    tokens = logits.argmax(dim=-1)
-    drawn = [index for index, p in enumerate(params) if p.temperature > 0]
-    if drawn:
-        scaled = logits[drawn] / _column([params[i].temperature for i in drawn], logits)
-        uniform = torch.from_numpy(_uniforms([rows[i] for i in drawn])).to(logits.device)
-        tokens[drawn] = _draw(scaled, [params[i] for i in drawn], uniform)
+    largest, logsumexp = kernels.logit_stats(logits)
+    tokens, finite = largest.tolist(), torch.isfinite(logsumexp).tolist()
+    changed = [index for index, row in enumerate(rows) if not _is_plain(row.sampling)]
+    if changed:
+        chosen = _choose(logits[changed], [rows[index] for index in changed])
+        for index, token in zip(changed, chosen, strict=True):
+            tokens[index] = token
     return [
-        Sampled(token, None if report is None else report.of(token), ok)
-        for token, report, ok in zip(tokens.tolist(), reports, finite.tolist(), strict=True)
+        Sampled(token, _logprobs(logits[index], logsumexp[index], token, row.sampling.logprobs), ok)
+        for index, (token, ok, row) in enumerate(zip(tokens, finite, rows, strict=True))
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Report:
-    """Log-probabilities of one row and its n likeliest tokens."""
-
-    row: torch.Tensor
-    count: int
-
-    def of(self, token: int) -> dict[int, float]:
-        top = torch.topk(self.row, self.count)
-        likeliest = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-        return {token: float(self.row[token])} | likeliest
+def _is_plain(p: SamplingParams) -> bool:
+    """True when the likeliest token of the raw logits is the one."""
+    is_penalised = p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1.0
+    return not (p.temperature > 0 or is_penalised)
 
 
-def _reports(logits: torch.Tensor, params: Sequence[SamplingParams]) -> list[_Report | None]:
-    wanted = [index for index, p in enumerate(params) if p.logprobs is not None]
-    reports: list[_Report | None] = [None] * len(params)
-    for row, index in zip(torch.log_softmax(logits[wanted], dim=-1), wanted, strict=True):
-        reports[index] = _Report(row, params[index].logprobs or 0)
-    return reports
+def _logprobs(row: torch.Tensor, logsumexp: torch.Tensor, token: int, count: int | None) -> dict[int, float] | None:
+    """Log-probabilities of the token and of the `count` likeliest, from raw logits."""
+    if count is None:
+        return None
+    top = torch.topk(row, count)
+    likeliest = dict(zip(top.indices.tolist(), (top.values - logsumexp).tolist(), strict=True))
+    return {token: float(row[token] - logsumexp)} | likeliest
+
+
+def _choose(logits: torch.Tensor, rows: Sequence[Running]) -> list[int]:
+    """Tokens by penalties and temperature; logits may be overwritten."""
+    _apply_penalties(logits, rows)
+    tokens = logits.argmax(dim=-1)
+    drawn = [index for index, row in enumerate(rows) if row.sampling.temperature > 0]
+    if drawn:
+        params = [rows[index].sampling for index in drawn]
+        scaled = logits[drawn] / _column([p.temperature for p in params], logits)
+        uniform = torch.from_numpy(_uniforms([rows[index] for index in drawn])).to(logits.device)
+        tokens[drawn] = _draw(scaled, params, uniform)
+    chosen: list[int] = tokens.tolist()
+    return chosen
 
 
 def _apply_penalties(logits: torch.Tensor, rows: Sequence[Running]) -> None:

@@ -1,15 +1,27 @@
 """Which sequences compute how many tokens in the next step. Policy only: no tensors, no clock.
 
 Running sequences go first, oldest first, then waiting ones in order of arrival, under a budget of tokens; a long prompt
-is computed in chunks. When pages run out the youngest running sequence gives all of its pages back and starts over.
+is computed in chunks. When pages run out, idle adapters and idle blocks of the prefix cache go; then the youngest
+running sequence gives its pages back and starts over.
+
+A sequence without room for its adapter lets others pass for a bounded number of steps. Then nobody passes any more, and
+running sequences give way to it, each at most once in its life.
 """
 
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import islice
 
-from engine.memory.pool import PagePool
+from engine.memory.pool import AdapterPages, BlockPage, PagePool
+from engine.memory.residency import Residency, Resident
 from engine.sequence import Sequence
+from engine.types import AdapterName
+
+PATIENCE_STEPS = 64
+LOOK_AHEAD = 64
+"""Waiting sequences that are considered in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +37,42 @@ class Slice:
         return self.sequence.num_computed + self.num_tokens == self.sequence.num_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A step: slices to compute, after the named adapters have been written into the pages taken for them."""
+
+    slices: list[Slice]
+    loads: list[AdapterName]
+
+
+class _Verdict(Enum):
+    ADMITTED = auto()
+    NO_ROOM = auto()
+    NO_ROOM_FOR_ADAPTER = auto()
+
+
 class Scheduler:
     """Continuous batching over a page pool: sequences come and go between any two steps."""
 
-    def __init__(self, pool: PagePool, tokens_per_page: int, max_batch_size: int, max_batch_tokens: int) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        residency: Residency,
+        tokens_per_page: int,
+        max_batch_size: int,
+        max_batch_tokens: int,
+        *,
+        prefix_cache: bool,
+    ) -> None:
         self._pool = pool
+        self._residency = residency
         self._tokens_per_page = tokens_per_page
         self._max_batch_size = max_batch_size
         self._max_batch_tokens = max_batch_tokens
+        self._prefix_cache = prefix_cache
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
+        self._loads: list[AdapterName] = []
         self.num_preemptions = 0
 
     def __len__(self) -> int:
@@ -49,60 +87,151 @@ class Scheduler:
         return -(-num_tokens // self._tokens_per_page)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence that could fit into the pool if it were alone."""
-        assert self.pages_for(sequence.max_tokens) <= self._pool.num_pages
+        """Queue a sequence that could fit into the pool, with its adapter, if it were alone."""
+        assert self.pages_for(sequence.max_tokens) + sequence.adapter_num_pages <= self._pool.num_pages
         self._waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a finished or cancelled sequence and free its pages."""
         if sequence in self._running:
             self._running.remove(sequence)
+            self._release(sequence)
         else:
             self._waiting.remove(sequence)
-        self._pool.release(sequence.request_id)
 
-    def plan(self) -> list[Slice]:
-        """Slices of the next step, with pages for all of their tokens; empty only when there is no sequence."""
+    def plan(self) -> Plan:
+        """The next step, with pages for all of its tokens; without slices only when there is no sequence."""
+        self._loads = []
+        self._make_way()
         before = self.num_preemptions
-        plan: list[Slice] = []
+        slices: list[Slice] = []
         budget = self._max_batch_tokens
         for sequence in list(self._running):
             count = min(sequence.num_tokens - sequence.num_computed, budget)
             if count > 0 and sequence in self._running and self._grow(sequence, sequence.num_computed + count):
-                plan.append(Slice(sequence, count))
+                slices.append(Slice(sequence, count))
                 budget -= count
-        while budget > 0 and self.num_preemptions == before and self._admit():
-            count = min(self._running[-1].num_tokens, budget)
-            plan.append(Slice(self._running[-1], count))
-            budget -= count
-        return plan
+        if self.num_preemptions == before:
+            self._admit_waiting(slices, budget)
+        loads = [name for name in dict.fromkeys(self._loads) if AdapterPages(name) in self._residency]
+        return Plan(slices, loads)
+
+    def computed(self, part: Slice) -> None:
+        """A slice's keys and values are in its pages; blocks that are full now can be shared."""
+        sequence = part.sequence
+        sequence.num_computed += part.num_tokens
+        if self._prefix_cache:
+            while (sequence.num_shared + 1) * self._tokens_per_page <= sequence.num_computed:
+                self._share_next(sequence)
+
+    def _share_next(self, sequence: Sequence) -> None:
+        """Hand the first of a sequence's own blocks to the prefix cache, or take the equal one that is there."""
+        index = sequence.num_shared
+        page = sequence.pages[index]
+        block = BlockPage(sequence.key(index, self._tokens_per_page))
+        if block in self._residency:
+            self._pool.give_back(page, sequence.owner)
+            (sequence.pages[index],) = self._pool.pages_of(block)
+            self._residency.hold(block)
+        else:
+            self._pool.hand_over(page, sequence.owner, block)
+            self._residency.admit(block)
+        sequence.num_shared += 1
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Take pages up to `num_tokens`, preempting from the youngest on; False when it had to give way itself."""
-        missing = self.pages_for(num_tokens) - len(self._pool.pages_of(sequence.request_id))
-        while missing > self._pool.num_free:
+        missing = max(self.pages_for(num_tokens) - len(sequence.pages), 0)
+        while missing > self._residency.num_available:
             victim = self._running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return False
-        self._pool.take(sequence.request_id, max(missing, 0))
+        if missing:
+            sequence.pages += self._residency.take(sequence.owner, missing)
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
-        self._pool.release(sequence.request_id)
+        self._release(sequence)
         sequence.num_computed = 0
         self._waiting.appendleft(sequence)
         self.num_preemptions += 1
 
-    def _admit(self) -> bool:
-        """Let the oldest waiting sequence run if all its present tokens find pages, one spare for each that runs."""
-        if not self._waiting or len(self._running) >= self._max_batch_size:
-            return False
-        pages = self.pages_for(self._waiting[0].num_tokens)
-        if pages + len(self._running) > self._pool.num_free:
-            return False
-        sequence = self._waiting.popleft()
-        self._pool.take(sequence.request_id, pages)
+    def _release(self, sequence: Sequence) -> None:
+        """Let go of all that a running sequence uses; a prefix's end goes to the line before its beginning."""
+        self._pool.release(sequence.owner)
+        for index in reversed(range(sequence.num_shared)):
+            self._residency.let_go(BlockPage(sequence.key(index, self._tokens_per_page)))
+        if (adapter := sequence.adapter_owner) is not None:
+            self._residency.let_go(adapter)
+        sequence.pages, sequence.num_shared = [], 0
+
+    def _make_way(self) -> None:
+        """For the first sequence whose patience is over: preempt the youngest until it fits, or none is left to ask."""
+        overdue = next((s for s in islice(self._waiting, LOOK_AHEAD) if s.waited_steps > PATIENCE_STEPS), None)
+        if overdue is None or len(self._running) >= self._max_batch_size:
+            return
+        while self._try_admit(overdue) is not _Verdict.ADMITTED:
+            victim = next((s for s in reversed(self._running) if not s.has_yielded), None)
+            if victim is None:
+                return
+            victim.has_yielded = True
+            self._preempt(victim)
+
+    def _admit_waiting(self, slices: list[Slice], budget: int) -> None:
+        """Let waiting sequences run, oldest first, as far as tokens, sequences and pages go."""
+        for sequence in list(islice(self._waiting, LOOK_AHEAD)):
+            if budget <= 0 or len(self._running) >= self._max_batch_size:
+                return
+            match self._try_admit(sequence):
+                case _Verdict.ADMITTED:
+                    count = min(sequence.num_tokens - sequence.num_computed, budget)
+                    slices.append(Slice(sequence, count))
+                    budget -= count
+                case _Verdict.NO_ROOM_FOR_ADAPTER if sequence.waited_steps <= PATIENCE_STEPS:
+                    sequence.waited_steps += 1
+                case _:
+                    return
+
+    def _try_admit(self, sequence: Sequence) -> _Verdict:
+        """Take pages for all present tokens and the adapter, if one spare page is left for each that runs."""
+        blocks = self._cached_blocks(sequence)
+        adapter = sequence.adapter_owner
+        is_cold = adapter is not None and adapter not in self._residency
+        held: list[Resident] = [*blocks] if adapter is None or is_cold else [*blocks, adapter]
+        for owner in held:
+            self._residency.hold(owner)
+        wanted = self.pages_for(sequence.num_tokens) - len(blocks)
+        room = self._residency.num_available - len(self._running) - wanted
+        if room < (sequence.adapter_num_pages if is_cold else 0):
+            for owner in reversed(held):
+                self._residency.let_go(owner)
+            return _Verdict.NO_ROOM if room < 0 else _Verdict.NO_ROOM_FOR_ADAPTER
+        if adapter is not None and is_cold:
+            self._residency.take(adapter, sequence.adapter_num_pages)
+            self._residency.admit(adapter)
+            self._loads.append(adapter.name)
+        self._start(sequence, blocks, wanted)
+        return _Verdict.ADMITTED
+
+    def _start(self, sequence: Sequence, blocks: list[BlockPage], num_own_pages: int) -> None:
+        sequence.pages = [page for block in blocks for page in self._pool.pages_of(block)]
+        sequence.pages += self._residency.take(sequence.owner, num_own_pages)
+        sequence.num_shared = len(blocks)
+        sequence.num_computed = len(blocks) * self._tokens_per_page
+        sequence.waited_steps = 0
+        if sequence.num_cached is None:
+            sequence.num_cached = sequence.num_computed
+        self._waiting.remove(sequence)
         self._running.append(sequence)
-        return True
+
+    def _cached_blocks(self, sequence: Sequence) -> list[BlockPage]:
+        """The sequence's leading blocks that are in the pool; its last token is always computed."""
+        blocks: list[BlockPage] = []
+        if self._prefix_cache:
+            for index in range((sequence.num_tokens - 1) // self._tokens_per_page):
+                block = BlockPage(sequence.key(index, self._tokens_per_page))
+                if block not in self._residency:
+                    break
+                blocks.append(block)
+        return blocks

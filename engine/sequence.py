@@ -1,13 +1,23 @@
 """Sequence: the mutable state of one request while it is in the engine."""
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
-from engine.types import AdapterName, RequestId, SamplingParams
+from engine.memory.pool import AdapterPages, SequencePages
+from engine.memory.prefix import block_key
+from engine.types import AdapterName, BlockKey, PageId, RequestId, SamplingParams
+
+NO_SCOPE = BlockKey(b"")
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Prompt and generated tokens. `num_computed` of them have keys and values in pages."""
+    """Prompt and generated tokens. `num_computed` of them have keys and values in `pages`.
+
+    The first `num_shared` pages are blocks of the prefix cache, the others its own. `scope` is what its blocks' keys
+    start from. `num_cached` is how many tokens of the prompt the prefix cache had when it first ran. `waited_steps`
+    counts how long it has waited for room for its adapter; `has_yielded` that it gave way to another's adapter.
+    """
 
     request_id: RequestId
     prompt_ids: tuple[int, ...]
@@ -16,6 +26,14 @@ class Sequence:
     seed: int
     output_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
+    scope: BlockKey = NO_SCOPE
+    adapter_num_pages: int = 0
+    pages: list[PageId] = field(default_factory=list)
+    num_shared: int = 0
+    num_cached: int | None = None
+    waited_steps: int = 0
+    has_yielded: bool = False
+    _keys: list[BlockKey] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -27,7 +45,29 @@ class Sequence:
         """Tokens that it may grow to."""
         return len(self.prompt_ids) + self.sampling.max_tokens
 
-    def tokens(self, start: int, end: int) -> list[int]:
+    @property
+    def owner(self) -> SequencePages:
+        """Owner of its own pages."""
+        return SequencePages(self.request_id)
+
+    @property
+    def adapter_owner(self) -> AdapterPages | None:
+        """Owner of its adapter's pages."""
+        return None if self.adapter is None else AdapterPages(self.adapter)
+
+    def tokens(self, start: int, end: int) -> Many[int]:
         """Token ids of positions start to end."""
         length = len(self.prompt_ids)
-        return [*self.prompt_ids[start:end], *self.output_ids[max(start - length, 0) : max(end - length, 0)]]
+        if start >= length:
+            return self.output_ids[start - length : end - length]
+        if end <= length:
+            return self.prompt_ids[start:end]
+        return [*self.prompt_ids[start:], *self.output_ids[: end - length]]
+
+    def key(self, block: int, tokens_per_page: int) -> BlockKey:
+        """Key of a block all of whose tokens are known."""
+        while len(self._keys) <= block:
+            start = len(self._keys) * tokens_per_page
+            previous = self._keys[-1] if self._keys else self.scope
+            self._keys.append(block_key(previous, self.tokens(start, start + tokens_per_page)))
+        return self._keys[block]

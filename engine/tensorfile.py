@@ -13,6 +13,7 @@ BITS: dict[str, str] = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}
 EXPONENT: dict[str, int] = {"F32": 0x7F80_0000, "F16": 0x7C00, "BF16": 0x7F80}
 
 Bits = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+Bytes = npt.NDArray[np.uint8]
 
 
 class TensorFileError(Exception):
@@ -29,14 +30,24 @@ class StoredTensor:
     offset: int
     num_bytes: int
 
-    def bits(self) -> Bits:
-        """Its elements as unsigned integers of the same width, mapped copy-on-write; F32, F16 and BF16 only."""
-        return np.memmap(self.path, dtype=BITS[self.dtype], mode="c", offset=self.offset, shape=self.shape)
+    def bits(self, file: Bytes | None = None) -> Bits:
+        """Its elements as unsigned integers of the same width, mapped copy-on-write; F32, F16 and BF16 only.
 
-    def is_finite(self) -> bool:
+        Whoever reads many tensors of a file maps it once and gives it.
+        """
+        data = (map_file(self.path) if file is None else file)[self.offset : self.offset + self.num_bytes]
+        bits: Bits = data.view(BITS[self.dtype]).reshape(self.shape)
+        return bits
+
+    def is_finite(self, file: Bytes | None = None) -> bool:
         """True when no element is NaN or infinite."""
         exponent = EXPONENT[self.dtype]
-        return not bool(((self.bits() & exponent) == exponent).any())
+        return not bool(((self.bits(file) & exponent) == exponent).any())
+
+
+def map_file(path: Path) -> Bytes:
+    """A file's bytes, mapped copy-on-write for as long as something refers to them."""
+    return np.memmap(path, dtype=np.uint8, mode="c")
 
 
 def read_tensor_file(path: Path) -> Mapping[str, StoredTensor]:

@@ -10,6 +10,7 @@ from engine.errors import EngineError, InvalidRequestError
 RequestId = NewType("RequestId", str)
 AdapterName = NewType("AdapterName", str)
 PageId = NewType("PageId", int)
+BlockKey = NewType("BlockKey", bytes)
 
 FinishReason = Literal["stop", "length"]
 
@@ -115,7 +116,7 @@ class AdapterInfo:
 
     `digest` is its identity (`adapter_digest`), `rank` its largest true rank, `target_modules` the projections that it
     adapts, `base_model` what it names as its base. `num_bytes` is the size of its weights: as stored when only checked,
-    as held in memory once loaded.
+    as the pages it takes once loaded.
     """
 
     name: str

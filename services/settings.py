@@ -78,7 +78,9 @@ class Settings(BaseSettings):
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="Where the engine runs.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="Type of weights and activations.")
     max_batch_size: int = Field(32, ge=1, le=1024, description="Sequences in one engine step.")
-    kv_bytes: int = Field(1 * GIB, ge=16 * MIB, description="Memory for KV blocks, bytes.")
+    pool_bytes: int = Field(
+        1 * GIB, ge=16 * MIB, description="Memory of the engine's pages, which KV and adapters share, bytes."
+    )
     engine_threads: int = Field(0, ge=0, le=256, description="CPU threads of the engine; 0 is one per core.")
     engine_start_timeout_s: Positive = Field(300.0, description="Longest start of the engine process, seconds.")
 

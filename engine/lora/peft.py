@@ -12,7 +12,7 @@ from engine.digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_digest
 from engine.errors import AdapterError
 from engine.lora.peft_config import PeftConfig, read_peft_config
 from engine.model.config import EMBEDDING, LINEAR_PROJECTIONS, LM_HEAD, ModelConfig, Module, read_model_config
-from engine.tensorfile import BITS, StoredTensor, TensorFileError, read_tensor_file
+from engine.tensorfile import BITS, Bytes, StoredTensor, TensorFileError, map_file, read_tensor_file
 from engine.types import AdapterInfo
 
 MAX_NAME_LENGTH = 512
@@ -70,7 +70,9 @@ def check_adapter(peft_dir: Path, model_dir: Path) -> AdapterInfo:
 def read_adapter(peft_dir: Path, model: ModelConfig, name: str | None = None) -> PeftAdapter:
     """Parse and check a PEFT directory; every value is read once to find NaN, nothing is copied."""
     config = read_peft_config(peft_dir / ADAPTER_CONFIG)
-    found = [_locate(name, tensor, model) for name, tensor in _read_tensors(peft_dir).items()]
+    tensors = _read_tensors(peft_dir)
+    file = map_file(peft_dir / ADAPTER_WEIGHTS)
+    found = [_locate(name, tensor, file, model) for name, tensor in tensors.items()]
     modules = tuple(_lora_module(path, pair, config, model) for path, pair in _pairs(found))
     if not modules:
         raise AdapterError(f"{peft_dir / ADAPTER_WEIGHTS} holds no tensors, so the adapter would change nothing")
@@ -100,7 +102,7 @@ def _read_tensors(peft_dir: Path) -> Mapping[str, StoredTensor]:
         raise AdapterError(str(error)) from error
 
 
-def _locate(name: str, tensor: StoredTensor, model: ModelConfig) -> _Found:
+def _locate(name: str, tensor: StoredTensor, file: Bytes, model: ModelConfig) -> _Found:
     """Find the module that a tensor's name means, with or without PEFT's and the decoder's prefixes."""
     match = TENSOR_NAME.fullmatch(name) if len(name) <= MAX_NAME_LENGTH else None
     if match is None and BASE_COPY.search(name[-MAX_NAME_LENGTH:]):
@@ -115,7 +117,11 @@ def _locate(name: str, tensor: StoredTensor, model: ModelConfig) -> _Found:
     for path in (match["module"], f"model.{match['module']}"):
         if path in model.modules:
             _check_values(
-                name, tensor, embedding=model.modules[path].projection == EMBEDDING, named=bool(match["embedding"])
+                name,
+                tensor,
+                file,
+                embedding=model.modules[path].projection == EMBEDDING,
+                named=bool(match["embedding"]),
             )
             return _Found(name, path, match["side"], tensor)
     raise AdapterError(f"tensor {name} matches no module of the base model: {_why_unknown(match['module'], model)}")
@@ -132,7 +138,7 @@ def _why_unknown(path: str, model: ModelConfig) -> str:
     return f"there is no {path}, names look like model.layers.0.self_attn.q_proj"
 
 
-def _check_values(name: str, tensor: StoredTensor, *, embedding: bool, named: bool) -> None:
+def _check_values(name: str, tensor: StoredTensor, file: Bytes, *, embedding: bool, named: bool) -> None:
     if embedding != named:
         kind = "an embedding, whose tensors are lora_embedding_A and _B" if embedding else "no embedding"
         raise AdapterError(f"tensor {name} does not fit its module, which is {kind}")
@@ -140,7 +146,7 @@ def _check_values(name: str, tensor: StoredTensor, *, embedding: bool, named: bo
         raise AdapterError(f"tensor {name} is of type {tensor.dtype}; supported are {', '.join(BITS)}")
     if len(tensor.shape) != 2:
         raise AdapterError(f"tensor {name} has shape {tensor.shape}; a LoRA matrix has two dimensions")
-    if 0 not in tensor.shape and not tensor.is_finite():
+    if 0 not in tensor.shape and not tensor.is_finite(file):
         raise AdapterError(
             f"tensor {name} holds NaN or infinite values; the training has diverged or the file is damaged"
         )

@@ -1,75 +1,97 @@
 """The decoder of the Llama family, from token ids to logits. Read it top to bottom.
 
-Base products run once over all tokens of a step; what adapters add runs per segment; attention runs per group.
+Every operator runs once over all tokens of a step, whatever their adapters and sequences.
 """
 
 import torch
-import torch.nn.functional as F
+from torch import Tensor
 
 from engine.batch import StepBatch
-from engine.lora import batch as lora
-from engine.memory.kv import KvCache
-from engine.model import operators as ops
+from engine.kernels import Kernels, PackedLinear
+from engine.lora.edges import Edges
+from engine.lora.layout import Stripes
+from engine.lora.tables import SlotTables
+from engine.memory.storage import Storage
 from engine.model.config import ModelConfig
-from engine.model.rope import angles, inverse_frequencies
-from engine.model.weights import LayerWeights, Linear, ModelWeights
+from engine.model.rope import cos_sin
+from engine.model.weights import LayerWeights, ModelWeights
+from engine.model.workspace import Activations, Workspace
 
-Angles = tuple[torch.Tensor, torch.Tensor]
-Masks = dict[int | None, list[torch.Tensor | None]]
+# Each group's first projection, as an index of kernels.PROJECTIONS.
+QKV, OUTPUT, GATE_UP, DOWN = 0, 3, 4, 6
 
 
 class Decoder:
-    """A base model in memory; adapters come with each step."""
+    """A base model in memory; adapters come with each step, in the pool's pages."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        kernels: Kernels,
+        storage: Storage,
+        tables: SlotTables,
+        workspace: Workspace,
+    ) -> None:
         self.config = config
-        self._weights = weights
-        self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(weights.norm.device)
+        self._weights, self._kernels, self._kv, self._tables = weights, kernels, storage.kv, tables
+        self._edges = Edges(kernels, storage, Stripes.of(config))
+        self._workspace = workspace
+        longest = min(config.max_position, storage.num_pages * storage.tokens_per_page)
+        self._cos_sin = cos_sin(config.rope, config.head_dim, longest)
 
-    def forward(self, step: StepBatch, kv: KvCache) -> torch.Tensor:
-        """Compute a step, store its keys and values, and return fp32 logits (rows of `step.last_rows`, vocabulary)."""
-        turn = angles(step.positions, self._frequencies)
-        masks: Masks = {window: [g.mask(window) for g in step.groups] for window in set(self.config.windows)}
-        x = self._weights.embedding[step.token_ids]
-        lora.add_embedding(x, step.token_ids, step.segments)
+    def forward(self, step: StepBatch) -> Tensor:
+        """Compute a step, store its keys and values; fp32 logits (sampled rows, vocabulary), valid until the next."""
+        a = self._workspace.rows(step.num_tokens)
+        self._embed(a.x, step)
         for index, layer in enumerate(self._weights.layers):
-            x = x + self._attention(index, layer, x, step, kv, turn, masks)
-            x = x + self._mlp(index, layer, x, step)
-        return self._logits(x[step.last_rows], step)
+            self._norm(a, layer.input_norm, a.x if index == 0 else None)
+            self._attend(index, layer, a, step)
+            self._norm(a, layer.post_norm)
+            self._linear(index, GATE_UP, layer.gate_up, a.normed, a.gate_up, step)
+            self._kernels.silu_mul(a.gate_up, a.gated)
+            self._linear(index, DOWN, layer.down, a.gated, a.y, step)
+        return self._logits(a, step)
 
-    def _attention(
-        self, index: int, layer: LayerWeights, x: torch.Tensor, step: StepBatch, kv: KvCache, turn: Angles, masks: Masks
-    ) -> torch.Tensor:
-        config = self.config
-        qkv = self._linear(index, "qkv", layer.qkv, self._norm(x, layer.input_norm), step)
-        heads = qkv.view(len(qkv), -1, config.head_dim)
-        q, k = heads[:, : config.num_heads], heads[:, config.num_heads : config.num_heads + config.num_kv_heads]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q.copy_(self._norm(q, layer.q_norm))
-            k.copy_(self._norm(k, layer.k_norm))
-        if config.rotary_layers[index]:
-            ops.rotate(heads[:, : config.num_heads + config.num_kv_heads], *turn)
-        kv.write(index, step.write_index, qkv[:, config.q_size :])
-        attended = torch.empty_like(q)
-        for group, mask in zip(step.groups, masks[config.windows[index]], strict=True):
-            keys, values = kv.read(index, group.read_index, group.num_sequences)
-            attended[group.tokens] = ops.attend(q[group.tokens], keys, values, group, mask)
-        return self._linear(index, "o", layer.o, attended.view(len(x), -1), step)
+    def _embed(self, x: Tensor, step: StepBatch) -> None:
+        self._kernels.embed(torch.from_numpy(step.token_ids), self._weights.embedding, x)
+        for rows in step.edges.embedding if step.edges is not None else ():
+            self._edges.add_embedding(x, step.token_ids, rows, self._tables.edges)
 
-    def _mlp(self, index: int, layer: LayerWeights, x: torch.Tensor, step: StepBatch) -> torch.Tensor:
-        gate_up = self._linear(index, "gate_up", layer.gate_up, self._norm(x, layer.post_norm), step)
-        return self._linear(index, "down", layer.down, ops.gated_silu(gate_up), step)
+    def _norm(self, a: Activations, weight: Tensor, first: Tensor | None = None) -> None:
+        """Add y to the residual stream and norm it; at the start of the decoder there is nothing to add yet."""
+        if first is not None:
+            self._kernels.rms_norm(first, weight, self.config.rms_norm_eps, a.normed)
+        else:
+            self._kernels.rms_norm(a.y, weight, self.config.rms_norm_eps, a.normed, residual=a.x)
 
-    def _logits(self, x: torch.Tensor, step: StepBatch) -> torch.Tensor:
-        x = self._norm(x, self._weights.norm)
-        logits = F.linear(x, self._weights.head)
-        lora.add_head(logits, x, step.last_segments)
-        return logits.float()
+    def _attend(self, index: int, layer: LayerWeights, a: Activations, step: StepBatch) -> None:
+        config, attention = self.config, step.attention
+        turn = self._cos_sin if config.rotary_layers[index] else None
+        self._linear(index, QKV, layer.qkv, a.normed, a.qkv, step)
+        self._kernels.rope_write_kv(
+            a.qkv, self._kv, index, attention, config.num_heads, turn, layer.q_norm, layer.k_norm, config.rms_norm_eps
+        )
+        scale, window = config.head_dim**-0.5, config.windows[index] or 0
+        self._kernels.paged_attention(
+            a.qkv, self._kv, index, attention, config.num_heads, scale, a.attended, window=window
+        )
+        self._linear(index, OUTPUT, layer.o, a.attended, a.y, step)
 
-    def _linear(self, index: int, name: str, linear: Linear, x: torch.Tensor, step: StepBatch) -> torch.Tensor:
-        y = F.linear(x, linear.weight, linear.bias)
-        lora.add_layer(y, x, step.segments, index, name)
-        return y
+    def _linear(
+        self, index: int, projection: int, weight: PackedLinear, x: Tensor, out: Tensor, step: StepBatch
+    ) -> None:
+        if step.lora is None:
+            self._kernels.linear(x, weight, out)
+        else:
+            self._kernels.lora_linear(x, weight, step.lora, index, projection, out)
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return ops.rms_norm(x, weight, self.config.rms_norm_eps)
+    def _logits(self, a: Activations, step: StepBatch) -> Tensor:
+        rows = self._workspace.sampled(len(step.sampled_rows))
+        torch.index_select(a.x, 0, step.sampled_rows, out=rows.x)
+        torch.index_select(a.y, 0, step.sampled_rows, out=rows.y)
+        self._kernels.rms_norm(rows.y, self._weights.norm, self.config.rms_norm_eps, rows.normed, residual=rows.x)
+        self._kernels.linear(rows.normed, self._weights.head, rows.logits)
+        if step.edges is not None and step.edges.head is not None:
+            self._edges.add_head(rows.logits, rows.normed, step.edges.head)
+        return rows.logits

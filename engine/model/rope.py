@@ -1,4 +1,4 @@
-"""Frequencies of rotary position embeddings."""
+"""The angles of rotary position embeddings."""
 
 import math
 
@@ -22,7 +22,7 @@ def _llama3(frequencies: torch.Tensor, rope: Rope) -> torch.Tensor:
     return kept * frequencies + (1 - kept) * frequencies / rope.factor
 
 
-def angles(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine of every position's angles, fp32 (tokens, head_dim / 2)."""
-    turned = positions.float()[:, None] * frequencies
-    return turned.cos(), turned.sin()
+def cos_sin(rope: Rope, head_dim: int, num_positions: int) -> torch.Tensor:
+    """Cosines, then sines, of every position's angles, fp32 (positions, head_dim)."""
+    turned = torch.arange(num_positions, dtype=torch.float32)[:, None] * inverse_frequencies(rope, head_dim)
+    return torch.cat((turned.cos(), turned.sin()), dim=1)

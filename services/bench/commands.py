@@ -33,7 +33,13 @@ def bench() -> None:
 @click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["float32", "bfloat16", "float16"]))
 @click.option("--device", default="cpu", show_default=True, help="Where the engine runs.")
 @click.option("--threads", default=0, show_default=True, type=click.IntRange(0), help="CPU threads; 0 is one per core.")
-@click.option("--kv-bytes", default=1024**3, show_default=True, type=click.IntRange(1), help="Memory for KV, bytes.")
+@click.option(
+    "--pool-bytes",
+    default=1024**3,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Memory for KV and adapters, bytes.",
+)
 @click.option(
     "--repeats", default=3, show_default=True, type=click.IntRange(1), help="Measured runs; the median counts."
 )
@@ -49,7 +55,7 @@ def engine(
     dtype: str,
     device: str,
     threads: int,
-    kv_bytes: int,
+    pool_bytes: int,
     repeats: int,
     cold: bool,
     as_json: bool,
@@ -64,8 +70,9 @@ def engine(
         dtype=dtype,  # type: ignore[arg-type]  # click has checked the choice
         max_batch_size=requests,
         max_batch_tokens=max(2048, requests),
-        kv_bytes=kv_bytes,
+        pool_bytes=pool_bytes,
         threads=threads,
+        prefix_cache=False,  # every run sends the same prompts
     )
     try:
         report = run_engine(config, workload, adapter_dirs(adapters, distinct), sys.stderr)

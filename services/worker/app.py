@@ -49,7 +49,7 @@ def engine_config(settings: Settings) -> EngineConfig:
             device=settings.device,
             dtype=settings.dtype,
             max_batch_size=settings.max_batch_size,
-            kv_bytes=settings.kv_bytes,
+            pool_bytes=settings.pool_bytes,
             threads=settings.engine_threads,
         )
     except EngineError as error:

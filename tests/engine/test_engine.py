@@ -23,12 +23,12 @@ from engine import (
 )
 from tests.builders import EOS_TOKEN_ID, lora_adapter, tiny_llama
 
-PAGE_BYTES = 3 * 2 * 32 * 4 * 4
-"""3 layers, keys and values of 32 elements, 4 tokens, fp32."""
+PAGE_BYTES = 3 * 2 * 32 * 8 * 4
+"""3 layers, keys and values of 32 elements, 8 tokens, fp32: one adapter tile a layer."""
 
 
-def engine_for(model: Path, pages: int = 200, **options: int) -> Engine:
-    settings = {"tokens_per_page": 4, "threads": 1, "kv_bytes": pages * PAGE_BYTES} | options
+def engine_for(model: Path, pages: int = 150, **options: int) -> Engine:
+    settings = {"tokens_per_page": 8, "threads": 1, "pool_bytes": pages * PAGE_BYTES} | options
     return Engine(EngineConfig(model, dtype="float32", **settings))  # type: ignore[arg-type]  # all of them are ints
 
 
@@ -136,14 +136,14 @@ def test_the_three_kinds_of_prompt_are_one(engine: Engine) -> None:
         (
             Request(prompt_token_ids=[5] * 400, sampling=greedy(100)),
             PromptTooLongError,
-            rf"need {125 * PAGE_BYTES} bytes of KV memory; the engine has {100 * PAGE_BYTES}",
+            rf"need {63 * PAGE_BYTES} bytes of KV; the pool has {50 * PAGE_BYTES}",
         ),
     ],
 )
 def test_refuses_before_anything_runs(
     model_dir: Path, request_: Request, error: type[EngineError], sentence: str
 ) -> None:
-    engine = engine_for(model_dir, pages=100)
+    engine = engine_for(model_dir, pages=50)
     good = Request(prompt="a", sampling=greedy(2))
     with pytest.raises(error, match=sentence):
         engine.generate([good, request_])
@@ -185,13 +185,13 @@ def test_cancelled_requests_give_their_pages_back(engine: Engine) -> None:
     ids = [engine.add(Request(prompt_token_ids=p, sampling=greedy(30, ignore_eos=True))) for p in prompts(8)]
     engine.step()
     engine.step()
-    assert engine._pool.num_free < engine._pool.num_pages
+    assert engine._residency.num_available < engine._pool.num_pages
     assert engine.cancel(ids[0])
     assert not engine.cancel(ids[0])
     assert not engine.cancel("never seen")
     engine._pool.check_integrity()
     assert set(run_to_end(engine)) == set(ids[1:])
-    assert engine._pool.num_free == engine._pool.num_pages
+    assert engine._residency.num_available == engine._pool.num_pages
 
 
 def test_tokens_are_the_same_in_chunks_and_after_preemption(model_dir: Path, adapter_dir: Path) -> None:
@@ -200,7 +200,7 @@ def test_tokens_are_the_same_in_chunks_and_after_preemption(model_dir: Path, ada
         for i, p in enumerate(prompts(10, longest=60))
     ]
     roomy = engine_for(model_dir)
-    tight = engine_for(model_dir, pages=40)
+    tight = engine_for(model_dir, pages=32)
     chunked = engine_for(model_dir, max_batch_tokens=9, max_batch_size=9)
     results = []
     for engine in (roomy, tight, chunked):
@@ -214,7 +214,7 @@ def test_tokens_are_the_same_in_chunks_and_after_preemption(model_dir: Path, ada
 def test_adapters_come_and_go(engine: Engine, adapter_dir: Path, model_dir: Path, tmp_path: Path) -> None:
     info = engine.load_adapter("one", adapter_dir)
     assert engine.adapters == {"one": info}
-    assert (info.rank, info.num_bytes) == (4, 4 * 4 * 3 * (128 + 2 * 96 + 128 + 3 * 176))
+    assert (info.rank, info.num_bytes) == (4, 17 * PAGE_BYTES)
     assert engine.load_adapter("one", adapter_dir) is info
     with_it = one(engine, Request(prompt="x", adapter="one", sampling=greedy()))
     assert with_it.token_ids != one(engine, Request(prompt="x", sampling=greedy())).token_ids
@@ -266,9 +266,9 @@ def test_bad_settings_are_named(options: dict[str, object], sentence: str) -> No
 
 def test_too_little_memory_is_said_with_numbers(model_dir: Path) -> None:
     with pytest.raises(
-        ConfigurationError, match=f"kv_bytes is 100, but one page of this model takes {PAGE_BYTES} bytes"
+        ConfigurationError, match=f"pool_bytes is 100, but one page of this model takes {PAGE_BYTES}; raise it"
     ):
-        engine_for(model_dir, kv_bytes=100)
+        engine_for(model_dir, pool_bytes=100)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def change_config(model: Path, **fields: Any) -> Path:
 
 
 def load(model: Path) -> Engine:
-    return Engine(EngineConfig(model, dtype="float32", threads=1, kv_bytes=2**20))
+    return Engine(EngineConfig(model, dtype="float32", threads=1, pool_bytes=2**20))
 
 
 def test_reads_both_spellings_of_rope(model_dir: Path) -> None:

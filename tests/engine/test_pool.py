@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from engine import AdapterInUseError, Engine, EngineConfig, Request, SamplingParams
-from engine.memory.pool import PagePool
+from engine.memory.pool import PagePool, SequencePages
+from engine.memory.residency import Residency
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.types import RequestId
@@ -17,12 +18,13 @@ from tests.builders import lora_adapter, tiny_llama
 
 def test_a_page_lost_or_doubled_is_found() -> None:
     pool = PagePool(4)
-    pages = list(pool.take(RequestId("a"), 3))
+    owner = SequencePages(RequestId("a"))
+    pages = list(pool.take(owner, 3))
     pool.check_integrity()
-    pool._held[RequestId("a")] = pages[1:]
+    pool._held[owner] = pages[1:]
     with pytest.raises(AssertionError, match="3 pages accounted for, 4 exist"):
         pool.check_integrity()
-    pool._held[RequestId("a")] = [*pages, pages[0]]
+    pool._held[owner] = [*pages, pages[0]]
     with pytest.raises(AssertionError):
         pool.check_integrity()
 
@@ -30,27 +32,34 @@ def test_a_page_lost_or_doubled_is_found() -> None:
 lengths = st.tuples(st.integers(1, 30), st.integers(1, 20))
 
 
-@given(st.lists(lengths, min_size=1, max_size=12), st.integers(13, 30), st.integers(1, 6), st.integers(6, 40))
+@given(
+    st.lists(lengths, min_size=1, max_size=12),
+    st.integers(13, 30),
+    st.integers(1, 6),
+    st.integers(6, 40),
+    st.booleans(),
+)
 def test_the_scheduler_ends_every_sequence(
-    sizes: list[tuple[int, int]], num_pages: int, batch_size: int, batch_tokens: int
+    sizes: list[tuple[int, int]], num_pages: int, batch_size: int, batch_tokens: int, cached: bool
 ) -> None:
     """Within its limits at every step, and in a bounded number of steps."""
     pool = PagePool(num_pages)
-    scheduler = Scheduler(pool, 4, batch_size, batch_tokens)
+    residency = Residency(pool)
+    scheduler = Scheduler(pool, residency, 4, batch_size, batch_tokens, prefix_cache=cached)
     for number, (prompt, new) in enumerate(sizes):
         sampling = SamplingParams(max_tokens=new)
         scheduler.add(Sequence(RequestId(str(number)), (5,) * prompt, sampling, None, 0))
     steps = 0
     while len(scheduler):
-        plan = scheduler.plan()
+        plan = scheduler.plan().slices
         assert plan
         assert len({part.sequence.request_id for part in plan}) == len(plan) <= batch_size
         assert sum(part.num_tokens for part in plan) <= batch_tokens
         for part in plan:
             sequence = part.sequence
             is_last = part.is_last
-            sequence.num_computed += part.num_tokens
-            assert len(pool.pages_of(sequence.request_id)) * 4 >= sequence.num_computed
+            assert len(sequence.pages) * 4 >= sequence.num_computed + part.num_tokens
+            scheduler.computed(part)
             if is_last:
                 sequence.output_ids.append(1)
                 if sequence.num_tokens == sequence.max_tokens:
@@ -58,7 +67,7 @@ def test_the_scheduler_ends_every_sequence(
         pool.check_integrity()
         steps += 1
         assert steps < 5000
-    assert pool.num_free == num_pages
+    assert residency.num_available == num_pages
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -66,10 +75,10 @@ class EngineMachine(RuleBasedStateMachine):
 
     def __init__(self, model_dir: Path, adapter_dirs: list[Path]) -> None:
         super().__init__()
-        page_bytes = 2 * 32 * 4 * 4
+        page_bytes = 2 * 32 * 8 * 4
         self.engine = Engine(
             EngineConfig(
-                model_dir, dtype="float32", threads=1, tokens_per_page=4, kv_bytes=24 * page_bytes, max_batch_size=5
+                model_dir, dtype="float32", threads=1, tokens_per_page=8, pool_bytes=28 * page_bytes, max_batch_size=5
             )
         )
         self.adapter_dirs = adapter_dirs
@@ -118,7 +127,7 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         while self.open:
             self.step(times=1)
-        assert self.engine._pool.num_free == self.engine._pool.num_pages
+        assert self.engine._residency.num_available == self.engine._pool.num_pages
 
 
 def test_pages_come_back_after_any_calls(tmp_path: Path) -> None:

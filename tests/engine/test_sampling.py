@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from engine import SamplingParams
-from engine.sampling import sample
+from engine.kernels import load_cpu_kernels
+from engine.sampling import Sampled, _apply_penalties, sample
 from engine.sequence import Sequence
 from engine.types import RequestId
 
@@ -21,12 +22,16 @@ def row(
     return Sequence(RequestId("r"), prompt, sampling, None, seed, list(output))
 
 
+def draw(values: torch.Tensor, rows: list[Sequence]) -> list[Sampled]:
+    return sample(values, rows, load_cpu_kernels())
+
+
 def logits(rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 2
 
 
 def tokens(values: torch.Tensor, rows: list[Sequence]) -> list[int]:
-    return [sampled.token_id for sampled in sample(values.clone(), rows)]
+    return [sampled.token_id for sampled in draw(values.clone(), rows)]
 
 
 def test_greedy_takes_the_likeliest() -> None:
@@ -57,12 +62,12 @@ MIX = [
 def test_a_row_is_sampled_the_same_in_any_batch() -> None:
     values = logits(len(MIX))
     rows = [row(p, output=(3, 3, 4), seed=100 + i) for i, p in enumerate(MIX)]
-    together = sample(values.clone(), rows)
+    together = draw(values.clone(), rows)
     for order in (list(reversed(range(len(MIX)))), [4, 1, 8], [6]):
-        again = sample(values[order].clone(), [rows[i] for i in order])
+        again = draw(values[order].clone(), [rows[i] for i in order])
         assert again == [together[i] for i in order]
     for index, sampled in enumerate(together):
-        assert sample(values[[index]].clone(), [rows[index]]) == [sampled]
+        assert draw(values[[index]].clone(), [rows[index]]) == [sampled]
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -111,7 +116,7 @@ def test_penalties_by_their_definition() -> None:
     expected[0, 3] -= 0.5 + 2 * 0.25
     expected[0, 4] -= 0.5 + 0.25
     changed = values.clone()
-    sample(changed, rows)
+    _apply_penalties(changed, rows)
     torch.testing.assert_close(changed, expected)
 
 
@@ -122,7 +127,7 @@ def test_logprobs_are_of_the_raw_logits() -> None:
         row(SamplingParams(logprobs=0)),
     ]
     truth = torch.log_softmax(values, -1)
-    first, second = sample(values.clone(), rows)
+    first, second = draw(values.clone(), rows)
     assert first.logprobs is not None
     assert second.logprobs is not None
     likeliest = truth[0].topk(4).indices.tolist()
@@ -138,6 +143,6 @@ def test_a_row_that_is_not_finite_is_marked_and_harms_no_other(bad: float) -> No
     rows = [row(SamplingParams(temperature=1.0), seed=i) for i in range(3)]
     expected = tokens(values, rows)
     values[1, 7] = bad
-    marked = sample(values.clone(), rows)
+    marked = draw(values.clone(), rows)
     assert [sampled.finite for sampled in marked] == [True, False, True]
     assert [marked[0].token_id, marked[2].token_id] == [expected[0], expected[2]]

@@ -1,0 +1,67 @@
+"""What adapters add to the embedding and to the head, stripe by stripe of the vocabulary, by the layers' kernels."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.kernels import TILE_COLUMNS, TILE_RANKS, Kernels, LoraBatch, LoraTables
+from engine.kernels.layout import column_tiles
+from engine.lora.layout import EMBEDDING_EXPANSION, EMBEDDING_STRIPE, HEAD_STRIPE, Stripes
+from engine.memory.storage import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRows:
+    """Tokens `start` to `end` of the step look their embedding up in the adapter of a slot, too."""
+
+    start: int
+    end: int
+    slot: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeBatch:
+    """A step's rows whose adapters reach beyond the layers: by token for the embedding, by sampled row for the head."""
+
+    embedding: tuple[EmbeddingRows, ...]
+    head: LoraBatch | None
+
+
+class Edges:
+    """Applies them; a step without such adapters costs nothing."""
+
+    def __init__(self, kernels: Kernels, storage: Storage, stripes: Stripes) -> None:
+        self._kernels, self._storage, self._stripes = kernels, storage, stripes
+        sizes = [columns.stop - columns.start for _, columns in stripes]
+        self._tiles_across = torch.tensor([column_tiles(size) for size in sizes])
+
+    def add_head(self, logits: Tensor, x: Tensor, head: LoraBatch) -> None:
+        """logits [rows, vocabulary] += s (x A^T) B in place, a stripe of columns for each layer's share."""
+        for layer, columns in self._stripes:
+            width = columns.stop - columns.start
+            self._kernels.lora_apply(logits[:, columns], x, (width,), head, layer, HEAD_STRIPE)
+
+    def add_embedding(
+        self, x: Tensor, token_ids: npt.NDArray[np.int64], rows: EmbeddingRows, tables: LoraTables
+    ) -> None:
+        """x [tokens, hidden] += s B A[:, token] for the rows of one adapter, in place."""
+        h = self._columns_of_a(token_ids[rows.start : rows.end], rows, tables)
+        segments = torch.tensor([0, rows.end - rows.start], dtype=torch.int32)
+        one = LoraBatch(tables, segments, torch.tensor([rows.slot], dtype=torch.int32))
+        part = x[rows.start : rows.end]
+        self._kernels.lora_apply(part, h, (part.shape[1],), one, 0, EMBEDDING_EXPANSION)
+
+    def _columns_of_a(self, token_ids: npt.NDArray[np.int64], rows: EmbeddingRows, tables: LoraTables) -> Tensor:
+        """A[:, token] of each token, [tokens, padded rank]: a lookup like the embedding's own."""
+        ids = torch.from_numpy(token_ids)
+        layer, column = ids // self._stripes.width, ids % self._stripes.width
+        groups = torch.arange(rows.rank // TILE_RANKS)
+        first = tables.parts[rows.slot, layer, EMBEDDING_STRIPE, 0] + column // TILE_COLUMNS
+        tile = first[:, None] + groups * self._tiles_across[layer][:, None]
+        page = tables.adapter_pages[rows.slot][tile // self._storage.tiles_per_page].long()
+        within, place = tile % self._storage.tiles_per_page, (column % TILE_COLUMNS)[:, None]
+        return self._storage.tiles[layer[:, None], page, within, :, place].flatten(1)
