@@ -100,8 +100,8 @@ class EngineBridge:
                 reason = str(error)
             except (EOFError, OSError):
                 reason = await _how_it_ended(process)
-            self._forget(reason)
-            return reason
+        self._listener.lost(reason)
+        return reason
 
     @asynccontextmanager
     async def _process(self) -> AsyncIterator[tuple[asyncio.subprocess.Process, asyncio.StreamReader]]:
@@ -113,7 +113,7 @@ class EngineBridge:
         try:
             yield process, reader
         finally:
-            self._forget("the worker is stopping")
+            self._forget()
             self._writer.close()
             self._writer = None
             with contextlib.suppress(ProcessLookupError):
@@ -169,12 +169,10 @@ class EngineBridge:
         else:
             future.set_exception(result)
 
-    def _forget(self, reason: str) -> None:
-        was_ready, self.ready, self.pid = self.ready, False, None
+    def _forget(self) -> None:
+        self.ready, self.pid = False, None
         for digest in list(self._loads):
-            self._settle(digest, EngineLostError(reason))
-        if was_ready:
-            self._listener.lost(reason)
+            self._settle(digest, EngineLostError("the engine process is gone"))
 
     async def load(self, digest: str, path: Path) -> int:
         """Load an adapter between steps; returns its bytes. Raises AdapterRefusedError or EngineLostError."""

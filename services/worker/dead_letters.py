@@ -1,32 +1,70 @@
 """Records that no job can be made of go to the dead-letter topic as they came; only then do their offsets move."""
 
 import asyncio
+import hashlib
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiokafka.errors import KafkaError
 
 from services import kafka, telemetry
+from services.kafka import MAX_DEAD_RECORD_BYTES
 from services.settings import Settings
-from services.worker.jobs import Headers, Rejection
+from services.worker.jobs import Headers, Record, Rejection
 from services.worker.ledger import Ledger
 
 RETRY_DELAYS_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 MAX_MESSAGE_BYTES = 8 * 1024
+MAX_KEY_BYTES = 64 * 1024
+BYTES_PER_HEADER = 20
+"""What the protocol adds to each header, generously."""
+OWN_HEADERS_BYTES = 2 * MAX_MESSAGE_BYTES
 _log = telemetry.get_logger()
 
 
-def dead_headers(rejection: Rejection) -> list[tuple[str, bytes | None]]:
-    """The record's own headers, then why and from where it was put aside."""
+class DeadLetter(NamedTuple):
+    """What is sent to the dead-letter topic."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+
+
+def dead_letter(rejection: Rejection) -> DeadLetter:
+    """The record as it came, and why it was put aside.
+
+    One that was compressed may be larger than the topic takes: its value and headers are left where they stand, and
+    headers say how long and what the value was. One without key and value, which Kafka's clients refuse to send, gets
+    an empty value.
+    """
     record = rejection.record
-    added: Headers = (
+    if _num_bytes(record) > MAX_DEAD_RECORD_BYTES - OWN_HEADERS_BYTES:
+        value = record.value or b""
+        omitted: Headers = (
+            ("loraq-value-omitted", str(len(value)).encode()),
+            ("loraq-value-sha256", hashlib.sha256(value).hexdigest().encode()),
+        )
+        key = record.key if len(record.key or b"") <= MAX_KEY_BYTES else None
+        return DeadLetter(key, b"", [*own_headers(rejection), *omitted])
+    value_or_empty = b"" if record.value is None and record.key is None else record.value
+    return DeadLetter(record.key, value_or_empty, [*record.headers, *own_headers(rejection)])
+
+
+def _num_bytes(record: Record) -> int:
+    headers = sum(len(name.encode()) + len(value or b"") + BYTES_PER_HEADER for name, value in record.headers)
+    return len(record.key or b"") + len(record.value or b"") + headers
+
+
+def own_headers(rejection: Rejection) -> Headers:
+    """Why and from where the record was put aside."""
+    record = rejection.record
+    return (
         ("loraq-error-code", rejection.code.encode()),
         ("loraq-error-message", rejection.message.encode("utf-8", "replace")[:MAX_MESSAGE_BYTES]),
         ("loraq-source-topic", record.place.partition.topic.encode()),
         ("loraq-source-partition", str(record.place.partition.number).encode()),
         ("loraq-source-offset", str(record.place.offset).encode()),
     )
-    return [*record.headers, *added]
 
 
 class DeadLetters:
@@ -74,9 +112,9 @@ class DeadLetters:
         self._ledger.finish(rejection.record.place)
 
     async def _sent(self, producer: Any, rejection: Rejection) -> bool:
-        record, topic = rejection.record, self._settings.dead_topic
+        letter, topic = dead_letter(rejection), self._settings.dead_topic
         try:
-            await producer.send_and_wait(topic, record.value, key=record.key, headers=dead_headers(rejection))
+            await producer.send_and_wait(topic, letter.value, key=letter.key, headers=letter.headers)
         except (KafkaError, OSError) as error:
             reason = str(kafka.translated(error, self._settings))
             telemetry.alarm(_log, "Dead-letter topic refuses", action="dead_letter_failed", topic=topic, reason=reason)

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from schemas.common import ErrorCode, Lane
 from schemas.identity import derived_job_id, fingerprint
 from schemas.job import JobRequest
+from services.kafka import MAX_RECORD_BYTES
 from services.signing import SIGNATURE_HEADER, signature
 from services.telemetry import TRACEPARENT_HEADER
 from services.validation import sentence_of
@@ -42,6 +43,9 @@ def parse(record: Record, cluster_id: str, received_at: float, received_ns: int)
     """Validate a record's value. A record without job_id gets the id that follows from where it stands."""
     if record.value is None:
         return _invalid(record, "the record has no value; a job request is a JSON object")
+    if len(record.value) > MAX_RECORD_BYTES:  # a compressed record may be far larger than the broker's own bound
+        found = f"the value has {len(record.value)} bytes"
+        return _invalid(record, f"{found}; a job request has at most {MAX_RECORD_BYTES}")
     try:
         request = JobRequest.model_validate_json(record.value)
     except ValidationError as error:

@@ -152,8 +152,8 @@ class Runner:
             else:
                 self._running[request_id] = job
                 telemetry.QUEUE_SECONDS.labels(lane=job.lane).observe(job.queue_s())
-        if requests:
-            self._engine.add(requests)
+        if requests and self._engine.ready:
+            self._engine.add(requests)  # otherwise it was lost just now, and `lost` will find them
 
     def _end(self, job: Job, outcome: Outcome) -> None:
         self._adapters.leave(job)
