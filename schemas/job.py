@@ -4,12 +4,33 @@ import json
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
-from pydantic import AnyHttpUrl, AwareDatetime, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    AnyHttpUrl,
+    AwareDatetime,
+    ConfigDict,
+    Field,
+    JsonValue,
+    UrlConstraints,
+    field_validator,
+    model_validator,
+)
 
 from schemas.common import MAX_METADATA_BYTES, AdapterRef, EndpointName, Strict, TenantName, exactly_one
 
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
+MAX_URL_CHARS = 2048
+
+
+def _short_url(url: AnyHttpUrl) -> AnyHttpUrl:
+    # As it is requested and stored: percent-encoding makes what was sent up to nine times longer.
+    if (length := len(str(url))) > MAX_URL_CHARS:
+        raise ValueError(f"the URL has {length} characters when percent-encoded; at most {MAX_URL_CHARS} are allowed")
+    return url
+
+
+WebhookUrl = Annotated[AnyHttpUrl, UrlConstraints(max_length=MAX_URL_CHARS), AfterValidator(_short_url)]
 
 
 class ChatMessage(Strict):
@@ -43,7 +64,7 @@ class WebhookTarget(Strict):
 
     model_config = ConfigDict(json_schema_extra=exactly_one({"url": "string", "endpoint": "string"}))
 
-    url: AnyHttpUrl | None = None
+    url: WebhookUrl | None = None
     endpoint: EndpointName | None = None
 
     @model_validator(mode="after")

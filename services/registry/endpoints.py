@@ -4,8 +4,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
-from pydantic import AnyHttpUrl, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
+from schemas.job import WebhookUrl
 from services.database import Connection
 from services.errors import InputError
 from services.registry.names import checked_name
@@ -72,9 +73,10 @@ async def resolve_endpoints(connection: Connection, wanted: Collection[tuple[str
 
 
 def checked_url(url: str) -> str:
-    """The URL itself; raises InputError unless it is http or https."""
+    """The URL itself; raises InputError unless it is http or https, and short."""
     try:
-        TypeAdapter(AnyHttpUrl).validate_python(url)
+        TypeAdapter(WebhookUrl).validate_python(url)
     except ValidationError as error:
-        raise InputError(f"{url!r} is no address for webhooks: {error.errors()[0]['msg']}") from error
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise InputError(f"{url[:80]!r} is no address for webhooks: {reason}") from error
     return url

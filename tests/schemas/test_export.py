@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from schemas.common import ErrorCode, Lane
 from schemas.export import MODELS, reference_files, write
 from services.settings import Settings
-from services.worker.dead_letters import dead_headers
+from services.worker.dead_letters import dead_letter
 from services.worker.jobs import Record, Rejection
 from services.worker.ledger import Partition, Place
 
@@ -90,6 +90,7 @@ def test_every_parameter_of_an_address_is_declared(document: dict[str, Any]) -> 
 
 
 def test_headers_of_dead_records_are_those_that_the_worker_adds(document: dict[str, Any]) -> None:
-    record = Record(Place(Partition("jobs", 1), 2), Lane.BATCH, None, b"{", (), 0)
-    added = [name for name, _ in dead_headers(Rejection(record, ErrorCode.INVALID_MESSAGE, "not JSON"))]
+    too_large = b"{" * 3 * 1024 * 1024
+    record = Record(Place(Partition("jobs", 1), 2), Lane.BATCH, None, too_large, (), 0)
+    added = [name for name, _ in dead_letter(Rejection(record, ErrorCode.INVALID_MESSAGE, "not JSON")).headers]
     assert list(document["components"]["messages"]["DeadRecord"]["headers"]["properties"]) == added

@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator, FormatChecker
 from pydantic import ValidationError
 
 from schemas.common import MAX_METADATA_BYTES
-from schemas.job import JobRequest
+from schemas.job import MAX_URL_CHARS, JobRequest
 
 GOOD: dict[str, Any] = {"tenant": "acme", "prompt": "Hello"}
 SCHEMA = Draft202012Validator(JobRequest.model_json_schema(), format_checker=FormatChecker(["uuid"]))
@@ -43,6 +43,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("temprature", {"sampling": {"temprature": 0.5}}),
     ("timeout_ms", {"timeout_ms": 0}),
     ("webhook", {"webhook": {}}),
+    ("url", {"webhook": {"url": "https://example.org/" + "a" * MAX_URL_CHARS}}),
     ("webhook", {"webhook": {"url": "https://example.org/", "endpoint": "main"}}),
     ("metadata", {"metadata": []}),
     ("surprise", {"surprise": 1}),
@@ -54,6 +55,7 @@ ONLY_PYDANTIC: list[tuple[str, dict[str, Any]]] = [
     ("deadline", {"deadline": "tomorrow"}),
     ("deadline", {"deadline": "2030-01-01T00:00:00"}),
     ("url", {"webhook": {"url": "ftp://example.org/"}}),
+    ("url", {"webhook": {"url": "https://example.org/" + "\u20ac" * 300}}),
     ("metadata", {"metadata": {"k": "x" * MAX_METADATA_BYTES}}),
     ("U+0000", {"metadata": {"k": "a\0b"}}),
 ]

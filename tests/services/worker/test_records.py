@@ -36,6 +36,7 @@ def candidate(headers: Headers = (), **fields: Any) -> Candidate:
         (b"\xff\xfe", "the value is not JSON: expected value at line 1 column 1"),
         (b"[" * 100_000, "the value is not JSON: recursion limit exceeded at line 1 column 202"),
         (b"[]", "the value is not a JSON object"),
+        (b" " * 1_048_577, "the value has 1048577 bytes; a job request has at most 1048576"),
         (b'{"prompt": "x"}', "field 'tenant' is missing"),
         (b'{"tenant": "a", "prompt": "x", "colour": 1}', "field 'colour' is not known"),
         (b'{"tenant": "a"}', "give exactly one of prompt, messages and prompt_token_ids; found none"),
