@@ -121,7 +121,8 @@ class Runner:
                 job.attempts = started[job.key]
                 ready.append(job)
             else:
-                self._adapters.leave(job)
+                if generation == self._generation:
+                    self._adapters.leave(job)
                 self._not_started(job)
         if generation == self._generation:
             self._hand_over(ready)
