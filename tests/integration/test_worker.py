@@ -14,6 +14,7 @@ from services.registry.endpoints import add_endpoint
 from services.settings import Settings
 from services.signing import SIGNATURE_HEADER, signature
 from tests.builders import lora_adapter, tiny_llama
+from tests.integration.workers import running_worker
 from tests.integration.world import TENANT, World, header, job_request, open_world
 from tests.processes import spawn
 
@@ -88,9 +89,9 @@ def check_outbox(outbox: list[dict[str, object]], results: dict[UUID, dict[str, 
 
 
 async def test_bad_records_go_to_the_dead_letters_as_they_came_and_the_rest_is_served(
-    broker_settings: Settings, tiny_base: Path
+    broker_settings: Settings,
 ) -> None:
-    settings = with_base(broker_settings, tiny_base)
+    settings = broker_settings
     used = uuid7()
     bad: list[tuple[bytes | None, str, str]] = [
         (b"not json \xff", "invalid_message", "the value is not JSON"),
@@ -102,7 +103,7 @@ async def test_bad_records_go_to_the_dead_letters_as_they_came_and_the_rest_is_s
         (as_json(job_id=str(used), prompt="something else"), "id_conflict", f"job_id {used}"),
     ]
     async with open_world(settings) as world:
-        with spawn(["worker"], settings):
+        async with running_worker(settings):
             await world.send(job_request(job_id=str(used)))
             await world.ended(used)
             sent = {}
@@ -171,6 +172,11 @@ BAD_JOBS: list[tuple[dict[str, object], str, str]] = [
     ({"webhook": {"endpoint": "nowhere"}}, "invalid_message", "field 'webhook.endpoint'"),
     ({"prompt": None, "prompt_token_ids": [10**6]}, "invalid_message", "1000000"),
     ({"deadline": "2020-01-01T00:00:00Z"}, "deadline_exceeded", "2020-01-01"),
+    (
+        {"prompt": "x", "timeout_ms": 1, "sampling": {"max_tokens": CONTEXT - 20, "ignore_eos": True}},
+        "timeout",
+        "the job ran longer than its 1 ms",
+    ),
 ]
 
 
@@ -188,10 +194,9 @@ async def add_broken_adapters(world: World, base: Path, directory: Path) -> None
     await world.objects.delete(place)
 
 
-async def test_a_job_is_run_once_however_often_it_is_delivered(settings: Settings, tiny_base: Path) -> None:
-    settings = with_base(settings, tiny_base)
+async def test_a_job_is_run_once_however_often_it_is_delivered(settings: Settings) -> None:
     async with open_world(settings) as world:
-        with spawn(["worker"], settings):
+        async with running_worker(settings):
             first, second = uuid7(), uuid7()
             for _ in range(3):
                 await world.send(job_request(job_id=str(first)), partition=0)
@@ -206,10 +211,9 @@ async def test_a_job_is_run_once_however_often_it_is_delivered(settings: Setting
     assert len(outbox) == 3
 
 
-async def test_a_record_without_an_id_gets_the_id_of_its_place(settings: Settings, tiny_base: Path) -> None:
-    settings = with_base(settings, tiny_base)
+async def test_a_record_without_an_id_gets_the_id_of_its_place(settings: Settings) -> None:
     async with open_world(settings) as world:
-        with spawn(["worker"], settings):
+        async with running_worker(settings):
             await world.send(job_request())
             await world.send(job_request())
             await world.ended(await world.send_job())
@@ -218,22 +222,10 @@ async def test_a_record_without_an_id_gets_the_id_of_its_place(settings: Setting
     assert {job_id.version for job_id in jobs} == {7}
 
 
-async def test_a_job_that_runs_too_long_is_stopped(settings: Settings, tiny_base: Path) -> None:
-    settings = with_base(settings, tiny_base)
-    endless = {"max_tokens": CONTEXT - 20, "ignore_eos": True}
+async def test_where_signatures_are_demanded_an_unsigned_record_is_refused(settings: Settings) -> None:
+    settings = settings.model_copy(update={"require_signed_jobs": True})
     async with open_world(settings) as world:
-        with spawn(["worker"], settings):
-            late = await world.send_job(prompt="x", timeout_ms=1, sampling=endless)
-            good = await world.send_job()
-            rows = await world.ended(late, good)
-    assert [row["state"] for row in rows] == ["failed", "succeeded"]
-    assert (rows[0]["error_code"], rows[0]["error_message"]) == ("timeout", "the job ran longer than its 1 ms")
-
-
-async def test_where_signatures_are_demanded_an_unsigned_record_is_refused(settings: Settings, tiny_base: Path) -> None:
-    settings = with_base(settings, tiny_base, require_signed_jobs=True)
-    async with open_world(settings) as world:
-        with spawn(["worker"], settings):
+        async with running_worker(settings):
             good, unsigned, forged = (as_json(job_id=str(uuid7())) for _ in range(3))
             signed = signature(world.producer_key.encode(), good).encode()
             await world.send(unsigned)
