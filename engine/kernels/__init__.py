@@ -34,9 +34,21 @@ __all__ = [
     "PackedLinear",
     "fallback",
     "load_cpu_kernels",
+    "load_kernels",
 ]
 
 _log = logging.getLogger(__name__)
+
+
+def load_kernels(device: str) -> Kernels:
+    """The operators of a device, "cuda", "cuda:1" or "cpu"; Triton is not imported unless it is needed."""
+    kind = device.partition(":")[0]
+    if kind == "cuda":
+        from engine.kernels.triton import TritonKernels
+
+        return TritonKernels()
+    assert kind == "cpu", f"there are kernels for cpu and cuda, not for {device!r}"
+    return load_cpu_kernels()
 
 
 @functools.cache

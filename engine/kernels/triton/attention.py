@@ -1,0 +1,267 @@
+"""Attention over pages: decode and chunked prefill by one kernel over query rows and parts of the context."""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.triton.launch import Launch, Runner, Scratch
+from engine.kernels.triton.plan import Plans
+from engine.kernels.triton.table import ATTENTION, ROWS, Architecture, AttentionBlocks, phase
+from engine.kernels.triton.tiles import dot_narrow, dot_shares, rounded
+from engine.kernels.types import AttentionBatch, KvCache
+
+LOG2_E = math.log2(math.e)
+MIN_DOT = 16
+
+
+@triton.jit(do_not_specialize=["table_stride", "window", "num_parts"])
+def attend(
+    q,
+    kv,
+    block_tables,
+    query_starts,
+    context_lens,
+    items,
+    out,
+    partial,
+    stats,
+    q_stride,
+    out_stride,
+    table_stride,
+    page_values,
+    num_parts,
+    window,
+    scale_log2,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TOKENS_PER_PAGE: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PARTITION: tl.constexpr,
+):
+    """out[t, h] = sum over p of softmax_p(scale q[t, h] k[p]) v[p], over positions max(0, at - window + 1) .. at.
+
+    q: [T, >= H D]; kv: one layer's pages [2, G, TOKENS_PER_PAGE, D]; out: [T, H D].
+    Grid: (items, KV heads, parts of the context). An item is up to BLOCK_Q new tokens of one sequence; a program takes
+    them with all the query heads of a KV head, BLOCK_Q * BLOCK_G rows. Scores, weights' sums and the output are
+    accumulated in fp32 over positions in order. With PARTITION = 0 the whole context is one part and `out` is written;
+    otherwise part i holds positions i PARTITION on, and goes to partial: fp32 [T, H, parts, D] and stats: fp32
+    [T, H, parts, 2] = (largest score, sum), for `combine`. A part with nothing to see leaves sum 0.
+    """
+    item = items + tl.program_id(0) * 4
+    kv_head = tl.program_id(1)
+    part = tl.program_id(2)
+    sequence = tl.load(item).to(tl.int64)
+    if sequence < 0:
+        return
+    start = tl.load(item + 1)
+    end = tl.load(item + 2)
+    past = tl.load(context_lens + sequence) - tl.load(query_starts + sequence + 1)
+    low = 0
+    high = past + end
+    if window > 0:
+        low = tl.maximum(past + start - window + 1, 0)
+    if PARTITION > 0:
+        if part * PARTITION >= high:
+            return
+        low = tl.maximum(low, part * PARTITION)
+        high = tl.minimum(high, (part + 1) * PARTITION)
+    low = low // BLOCK_C * BLOCK_C
+
+    rows = tl.arange(0, BLOCK_Q * BLOCK_G)
+    tokens = start + rows // BLOCK_G
+    heads = kv_head * GROUP + rows % BLOCK_G
+    live = (tokens < end) & (rows % BLOCK_G < GROUP)
+    seen_to = past + tokens
+    d = tl.arange(0, BLOCK_D)
+    q_cells = q + tokens.to(tl.int64)[:, None] * q_stride + (heads * HEAD_DIM)[:, None] + d[None, :]
+    queries = tl.load(q_cells, mask=live[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
+    largest = tl.full([BLOCK_Q * BLOCK_G], float("-inf"), dtype=tl.float32)
+    weight = tl.zeros([BLOCK_Q * BLOCK_G], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_Q * BLOCK_G, BLOCK_D], dtype=tl.float32)
+    table = block_tables + sequence * table_stride
+    for first in range(low, high, BLOCK_C):
+        p = first + tl.arange(0, BLOCK_C)
+        known = p < high
+        page = tl.load(table + p // TOKENS_PER_PAGE, mask=known, other=0).to(tl.int64)
+        row = page * page_values + (kv_head * TOKENS_PER_PAGE + p % TOKENS_PER_PAGE) * HEAD_DIM
+        cells = kv + row[:, None] + d[None, :]
+        inside = known[:, None] & (d < HEAD_DIM)[None, :]
+        keys = tl.load(cells, mask=inside, other=0.0)
+        values = tl.load(cells + NUM_KV_HEADS * TOKENS_PER_PAGE * HEAD_DIM, mask=inside, other=0.0)
+        scores = dot_narrow(queries, tl.trans(keys), tl.zeros([BLOCK_Q * BLOCK_G, BLOCK_C], dtype=tl.float32))
+        visible = known[None, :] & (p[None, :] <= seen_to[:, None])
+        if window > 0:
+            visible = visible & (p[None, :] > seen_to[:, None] - window)
+        scores = tl.where(visible, scores * scale_log2, float("-inf"))
+        now = tl.maximum(largest, tl.max(scores, axis=1))
+        base = tl.where(now == float("-inf"), 0.0, now)
+        shares = tl.exp2(scores - base[:, None])
+        shrunk = tl.exp2(largest - base)
+        weight = weight * shrunk + tl.sum(shares, axis=1)
+        acc = dot_shares(shares, values, acc * shrunk[:, None])
+        largest = now
+
+    kept = live[:, None] & (d < HEAD_DIM)[None, :]
+    if PARTITION > 0:
+        place = (tokens.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads) * num_parts + part
+        tl.store(partial + place[:, None] * HEAD_DIM + d[None, :], acc, mask=kept)
+        tl.store(stats + place * 2, largest, mask=live)
+        tl.store(stats + place * 2 + 1, weight, mask=live)
+    else:
+        out_cells = out + tokens.to(tl.int64)[:, None] * out_stride + (heads * HEAD_DIM)[:, None] + d[None, :]
+        total = tl.where(weight == 0.0, 1.0, weight)
+        tl.store(out_cells, rounded(acc / total[:, None], out.dtype.element_ty), mask=kept)
+
+
+@triton.jit(do_not_specialize=["num_parts"])
+def combine(
+    partial,
+    stats,
+    query_starts,
+    context_lens,
+    items,
+    out,
+    out_stride,
+    num_parts,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PARTITION: tl.constexpr,
+):
+    """out[t, h] = sum_i e^(m_i - m) o_i / sum_i e^(m_i - m) l_i over the parts i of the token's context, in order.
+
+    partial, stats: as `attend` leaves them. Grid: (items of one token, heads). In fp32, rounded once.
+    """
+    item = items + tl.program_id(0) * 4
+    head = tl.program_id(1)
+    sequence = tl.load(item)
+    if sequence < 0:
+        return
+    token = tl.load(item + 1).to(tl.int64)
+    context = tl.load(context_lens + sequence) - tl.load(query_starts + sequence + 1) + tl.load(item + 1) + 1
+    d = tl.arange(0, BLOCK_D)
+    place = (token * NUM_HEADS + head) * num_parts
+    largest = tl.load(stats + place * 2)
+    weight = tl.load(stats + place * 2 + 1)
+    acc = tl.load(partial + place * HEAD_DIM + d, mask=d < HEAD_DIM, other=0.0)
+    for part in range(1, tl.cdiv(context, PARTITION)):
+        m = tl.load(stats + (place + part) * 2)
+        now = tl.maximum(largest, m)
+        base = tl.where(now == float("-inf"), 0.0, now)
+        share = tl.exp2(m - base)
+        shrunk = tl.exp2(largest - base)
+        weight = weight * shrunk + tl.load(stats + (place + part) * 2 + 1) * share
+        acc = acc * shrunk + share * tl.load(partial + (place + part) * HEAD_DIM + d, mask=d < HEAD_DIM, other=0.0)
+        largest = now
+    y = rounded(acc / tl.where(weight == 0.0, 1.0, weight), out.dtype.element_ty)
+    tl.store(out + token * out_stride + head * HEAD_DIM + d, y, mask=d < HEAD_DIM)
+
+
+class Attention:
+    """Launches attention: one kernel for prefill, two for decode."""
+
+    def __init__(self, run: Runner, architecture: Architecture, scratch: Scratch, plans: Plans) -> None:
+        self._run, self._architecture, self._scratch, self._plans = run, architecture, scratch, plans
+
+    def apply(
+        self,
+        q: Tensor,
+        kv: KvCache,
+        layer: int,
+        batch: AttentionBatch,
+        num_heads: int,
+        scale: float,
+        out: Tensor,
+        window: int,
+    ) -> None:
+        """See `Kernels.paged_attention`."""
+        _check(q, kv, layer, batch, num_heads, out)
+        if len(q) == 0:
+            return
+        blocks = ATTENTION[phase(len(q), len(batch.context_lens)), self._architecture]
+        group, tokens_per_page = num_heads // kv.num_kv_heads, page_tokens(kv, q.dtype)
+        block_g = triton.next_power_of_2(group)
+        block_q = max(blocks.block_m // block_g, 1) if blocks.partition == 0 else 1
+        block_g = max(block_g, MIN_DOT // block_q)
+        reach = batch.block_tables.shape[1] * tokens_per_page
+        parts = -(-reach // blocks.partition) if blocks.partition else 1
+        work = self._plans.get(batch.query_starts, None, len(q), block_q)
+        partial, stats = self._parts(q, kv, num_heads * parts if blocks.partition else 0)
+        pages = kv.pool[layer].view(q.dtype)
+        arguments = (
+            *(q, pages, batch.block_tables, batch.query_starts, batch.context_lens, work.items, out, partial, stats),
+            *(q.stride(0), out.stride(0), batch.block_tables.stride(0), pages.shape[1], parts, window, scale * LOG2_E),
+        )
+        constants = {
+            "NUM_KV_HEADS": kv.num_kv_heads,
+            "GROUP": group,
+            "HEAD_DIM": kv.head_dim,
+            "TOKENS_PER_PAGE": tokens_per_page,
+            "BLOCK_Q": block_q,
+            "BLOCK_G": block_g,
+            "BLOCK_C": blocks.block_c,
+            "BLOCK_D": max(triton.next_power_of_2(kv.head_dim), MIN_DOT),
+            "PARTITION": blocks.partition,
+        }
+        grid = (work.capacity, kv.num_kv_heads, parts)
+        self._run(Launch(attend, grid, arguments, constants, blocks.num_warps, blocks.num_stages))
+        if blocks.partition:
+            self._combine(partial, stats, batch, num_heads, kv.head_dim, out, parts, blocks)
+
+    def _parts(self, q: Tensor, kv: KvCache, cells: int) -> tuple[Tensor, Tensor]:
+        """Room for (outputs, their statistics) of every token's parts."""
+        partial = self._scratch.take("attention", max(len(q) * cells * kv.head_dim, 1), q.device)
+        return partial, self._scratch.take("attention statistics", max(len(q) * cells * 2, 1), q.device)
+
+    def _combine(
+        self,
+        partial: Tensor,
+        stats: Tensor,
+        batch: AttentionBatch,
+        num_heads: int,
+        head_dim: int,
+        out: Tensor,
+        parts: int,
+        blocks: AttentionBlocks,
+    ) -> None:
+        work = self._plans.get(batch.query_starts, None, len(out), 1)
+        arguments = (partial, stats, batch.query_starts, batch.context_lens, work.items, out, out.stride(0), parts)
+        constants = {
+            "NUM_HEADS": num_heads,
+            "HEAD_DIM": head_dim,
+            "BLOCK_D": triton.next_power_of_2(head_dim),
+            "PARTITION": blocks.partition,
+        }
+        self._run(Launch(combine, (work.capacity, num_heads), arguments, constants, ROWS["combine"].num_warps, 1))
+
+
+def page_tokens(kv: KvCache, dtype: torch.dtype) -> int:
+    """Tokens of a page: what fits in its bytes."""
+    return int(kv.pool.shape[2]) // (2 * kv.num_kv_heads * kv.head_dim * dtype.itemsize)
+
+
+def _check(q: Tensor, kv: KvCache, layer: int, batch: AttentionBatch, num_heads: int, out: Tensor) -> None:
+    assert num_heads % kv.num_kv_heads == 0
+    assert q.shape[1] >= num_heads * kv.head_dim
+    assert out.shape == (len(q), num_heads * kv.head_dim)
+    assert q.stride(1) == out.stride(1) == 1
+    check_batch(kv, layer, batch)
+
+
+def check_batch(kv: KvCache, layer: int, batch: AttentionBatch) -> None:
+    """What every kernel that walks the pages takes for granted."""
+    assert kv.pool.dtype == torch.uint8
+    assert kv.pool.is_contiguous()
+    assert 0 <= layer < len(kv.pool)
+    assert batch.block_tables.dtype == batch.query_starts.dtype == batch.context_lens.dtype == torch.int32
+    assert batch.block_tables.stride(1) == 1
+    assert batch.query_starts.is_contiguous()
+    assert batch.context_lens.is_contiguous()
+    assert len(batch.query_starts) == len(batch.context_lens) + 1 == len(batch.block_tables) + 1

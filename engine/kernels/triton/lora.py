@@ -1,0 +1,279 @@
+"""Shrink and expand: the adapters' share of a fused projection, read from the pool's pages, in two launches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.layout import column_tiles, tile_bytes
+from engine.kernels.triton.launch import Launch, Runner, Scratch, version
+from engine.kernels.triton.plan import Plans
+from engine.kernels.triton.table import EXPAND, SHRINK, Architecture, ShrinkBlocks, phase, width
+from engine.kernels.triton.tiles import dot_exact, dot_narrow, load_tiles, rounded
+from engine.kernels.types import LoraBatch
+
+MAX_PROJECTIONS = 3
+RANK_STEP = 16
+
+
+@triton.jit(do_not_specialize=["pages_stride", "parts_stride", "parts_row"])
+def shrink(
+    x,
+    pool,
+    pages,
+    parts,
+    items,
+    h,
+    x_stride,
+    in_features,
+    pages_stride,
+    parts_stride,
+    parts_row,
+    rank_bound,
+    NUM_PROJECTIONS: tl.constexpr,
+    TILES_PER_PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILES_K: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """h[t, c, p, r] = sum of x[t, k] A_p[r, k] over part c of K, for each projection p that the row's adapter has.
+
+    x: [T, K]; A: [R, K] in tiles in `pool`, one layer's pages; h: fp32 [T, SPLIT_K, NUM_PROJECTIONS, rank_bound].
+    Grid: (items, SPLIT_K, NUM_PROJECTIONS * LANES). An item is up to BLOCK_M rows of one adapter; a lane takes every
+    LANES-th block of its ranks. Accumulated in fp32 over k in order. Rows without an item and ranks past the adapter's
+    own are not written: rank 0 and empty segments cost an early exit.
+    """
+    item = items + tl.program_id(0) * 4
+    split = tl.program_id(1)
+    projection = tl.program_id(2) // LANES
+    lane = tl.program_id(2) % LANES
+    slot = tl.load(item).to(tl.int64)
+    if slot < 0:
+        return
+    part = parts + slot * parts_stride + (parts_row + projection) * 2
+    first = tl.load(part)
+    rank = tl.load(part + 1)
+    tokens = tl.load(item + 1) + tl.arange(0, BLOCK_M)
+    live = tokens < tl.load(item + 2)
+    x_rows = x + tokens.to(tl.int64)[:, None] * x_stride
+    h_rows = h + ((tokens.to(tl.int64) * SPLIT_K + split) * NUM_PROJECTIONS + projection)[:, None] * rank_bound
+    page_row = pages + slot * pages_stride
+    across = tl.cdiv(in_features, 64)
+    per_split = tl.cdiv(tl.cdiv(across, TILES_K), SPLIT_K) * TILES_K
+    begin = split * per_split
+    for r in range(lane * BLOCK_R, rank, LANES * BLOCK_R):
+        ranks = r + tl.arange(0, BLOCK_R)
+        acc = tl.zeros([BLOCK_M, BLOCK_R], dtype=tl.float32)
+        for tile in range(begin, tl.minimum(begin + per_split, across), TILES_K):
+            a = load_tiles(pool, page_row, first, ranks, rank, tile, across, TILES_K, TILES_PER_PAGE)
+            k = tile * 64 + tl.arange(0, TILES_K * 64)
+            rows = tl.load(x_rows + k[None, :], mask=live[:, None] & (k < in_features)[None, :], other=0.0)
+            acc = dot_narrow(rows, tl.trans(a), acc)
+        tl.store(h_rows + ranks[None, :], acc, mask=live[:, None] & (ranks < rank)[None, :])
+
+
+@triton.jit(do_not_specialize=["pages_stride", "parts_stride", "parts_row"])
+def expand(
+    y,
+    h,
+    pool,
+    pages,
+    parts,
+    scales,
+    items,
+    y_stride,
+    in_features,
+    n0,
+    n1,
+    n2,
+    pages_stride,
+    parts_stride,
+    parts_row,
+    rank_bound,
+    NUM_PROJECTIONS: tl.constexpr,
+    TILES_PER_PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILES_N: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+):
+    """y[t, n] += s_p * sum over r of (h[t, 0, p, r] + h[t, 1, p, r] + ...) B_p[r, n], rounded once to y's dtype.
+
+    y: [T, n0 + n1 + n2], the projections side by side; B: [R, N] in tiles behind A's; h as `shrink` leaves it.
+    Grid: (items, column blocks of all projections). The parts of K are added in order, the products in fp32 over r in
+    order, so results repeat bit for bit. Where the adapter lacks the projection nothing is read or written.
+    """
+    item = items + tl.program_id(0) * 4
+    block = tl.program_id(1)
+    BLOCK_N: tl.constexpr = TILES_N * 64
+    slot = tl.load(item).to(tl.int64)
+    if slot < 0:
+        return
+    projection = 0
+    size = n0
+    column = 0
+    if NUM_PROJECTIONS > 1:
+        if block >= tl.cdiv(n0, BLOCK_N):
+            block -= tl.cdiv(n0, BLOCK_N)
+            projection = 1
+            size = n1
+            column = n0
+            if NUM_PROJECTIONS > 2:
+                if block >= tl.cdiv(n1, BLOCK_N):
+                    block -= tl.cdiv(n1, BLOCK_N)
+                    projection = 2
+                    size = n2
+                    column = n0 + n1
+    part = parts + slot * parts_stride + (parts_row + projection) * 2
+    rank = tl.load(part + 1)
+    if rank == 0:
+        return
+    first = tl.load(part) + rank // 8 * tl.cdiv(in_features, 64)
+    tokens = tl.load(item + 1) + tl.arange(0, BLOCK_M)
+    live = tokens < tl.load(item + 2)
+    h_rows = h + (tokens.to(tl.int64) * (SPLIT_K * NUM_PROJECTIONS) + projection)[:, None] * rank_bound
+    page_row = pages + slot * pages_stride
+    across = tl.cdiv(size, 64)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+    for r in range(0, rank, BLOCK_R):
+        ranks = r + tl.arange(0, BLOCK_R)
+        b = load_tiles(pool, page_row, first, ranks, rank, block * TILES_N, across, TILES_N, TILES_PER_PAGE)
+        written = live[:, None] & (ranks < rank)[None, :]
+        shrunk = tl.load(h_rows + ranks[None, :], mask=written, other=0.0)
+        for split in tl.static_range(1, SPLIT_K):
+            part_of_k = h_rows + split * NUM_PROJECTIONS * rank_bound + ranks[None, :]
+            shrunk += tl.load(part_of_k, mask=written, other=0.0)
+        acc = dot_exact(shrunk, b, acc)
+    scale = tl.load(scales + slot * (parts_stride // 2) + parts_row + projection)
+    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    out = y + tokens.to(tl.int64)[:, None] * y_stride + (column + n)[None, :]
+    inside = live[:, None] & (n < size)[None, :]
+    total = tl.load(out, mask=inside, other=0.0).to(tl.float32) + acc * scale
+    tl.store(out, rounded(total, y.dtype.element_ty), mask=inside)
+
+
+@dataclass(frozen=True)
+class LoraProduct:
+    """One fused group's adapters over one step: what both launches need to know."""
+
+    lora: LoraBatch
+    layer: int
+    projection: int
+    out_features: tuple[int, ...]
+    rank_bound: int
+
+
+class Lora:
+    """Launches shrink and expand."""
+
+    def __init__(self, run: Runner, architecture: Architecture, scratch: Scratch) -> None:
+        self._run, self._architecture, self._scratch = run, architecture, scratch
+        self._plans = Plans(run)
+        self._ranks = RankBound()
+
+    def apply(
+        self, y: Tensor, x: Tensor, out_features: Sequence[int], lora: LoraBatch, layer: int, projection: int
+    ) -> None:
+        """See `Kernels.lora_apply`."""
+        _check(y, x, out_features, lora, layer, projection)
+        bound = self._ranks.of(lora.tables.parts)
+        if len(x) == 0 or bound == 0:
+            return
+        group = LoraProduct(lora, layer, projection, tuple(out_features), bound)
+        num_segments = len(lora.segment_slots)
+        step = phase(len(x), num_segments)
+        blocks = SHRINK[step, width(x.shape[1]), self._architecture]
+        h = self._scratch.take("lora", len(x) * blocks.split_k * len(out_features) * bound, x.device)
+        self._shrink(x, h, group, blocks)
+        self._expand(y, x, h, group, blocks)
+
+    def _shrink(self, x: Tensor, h: Tensor, group: LoraProduct, blocks: ShrinkBlocks) -> None:
+        tables, count = group.lora.tables, len(group.out_features)
+        work = self._plans.get(group.lora.segments, group.lora.segment_slots, len(x), blocks.block_m)
+        arguments = (
+            *(x, pages_of_layer(tables.pool, group.layer, x.dtype), tables.adapter_pages, tables.parts, work.items, h),
+            *(x.stride(0), x.shape[1], *_table_strides(group), group.rank_bound),
+        )
+        constants = {
+            "NUM_PROJECTIONS": count,
+            "TILES_PER_PAGE": tables.pool.shape[2] // tile_bytes(x.dtype),
+            "BLOCK_M": blocks.block_m,
+            "TILES_K": blocks.tiles_k,
+            "BLOCK_R": blocks.block_r,
+            "SPLIT_K": blocks.split_k,
+            "LANES": blocks.lanes,
+        }
+        grid = (work.capacity, blocks.split_k, count * blocks.lanes)
+        self._run(Launch(shrink, grid, arguments, constants, blocks.num_warps, blocks.num_stages))
+
+    def _expand(self, y: Tensor, x: Tensor, h: Tensor, group: LoraProduct, shrunk: ShrinkBlocks) -> None:
+        tables, sizes = group.lora.tables, group.out_features
+        blocks = EXPAND[phase(len(x), len(group.lora.segment_slots)), self._architecture]
+        work = self._plans.get(group.lora.segments, group.lora.segment_slots, len(x), blocks.block_m)
+        n0, n1, n2 = (*sizes, 0, 0)[:MAX_PROJECTIONS]
+        arguments = (
+            *(y, h, pages_of_layer(tables.pool, group.layer, x.dtype), tables.adapter_pages, tables.parts),
+            *(tables.scales, work.items, y.stride(0), x.shape[1], n0, n1, n2, *_table_strides(group), group.rank_bound),
+        )
+        constants = {
+            "NUM_PROJECTIONS": len(sizes),
+            "TILES_PER_PAGE": tables.pool.shape[2] // tile_bytes(x.dtype),
+            "BLOCK_M": blocks.block_m,
+            "TILES_N": blocks.tiles_n,
+            "BLOCK_R": blocks.block_r,
+            "SPLIT_K": shrunk.split_k,
+        }
+        grid = (work.capacity, sum(-(-column_tiles(n) // blocks.tiles_n) for n in sizes))
+        self._run(Launch(expand, grid, arguments, constants, blocks.num_warps, blocks.num_stages))
+
+
+class RankBound:
+    """The largest rank in the tables, read back once whenever they have changed: the intermediate's row length.
+
+    Only torch operators may write a table in place, as its version tells that it has changed.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[Tensor, int, int] | None = None
+
+    def of(self, parts: Tensor) -> int:
+        """The largest padded rank, rounded up to 16; 0 when no adapter has any projection."""
+        if self._known is None or self._known[0] is not parts or self._known[1] != version(parts):
+            largest = int(parts[..., 1].max()) if parts.numel() else 0
+            self._known = (parts, version(parts), -(-largest // RANK_STEP) * RANK_STEP)
+        return self._known[2]
+
+
+def pages_of_layer(pool: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
+    """One layer's pages as values, [P, values], a view."""
+    return pool[layer].view(dtype)
+
+
+def _table_strides(group: LoraProduct) -> tuple[int, int, int]:
+    """(row of adapter_pages, slot of parts, row of this layer and projection within a slot)."""
+    tables = group.lora.tables
+    projections = tables.parts.shape[2]
+    return tables.adapter_pages.shape[1], tables.parts[0].numel(), group.layer * projections + group.projection
+
+
+def _check(y: Tensor, x: Tensor, out_features: Sequence[int], lora: LoraBatch, layer: int, projection: int) -> None:
+    tables = lora.tables
+    assert 1 <= len(out_features) <= MAX_PROJECTIONS
+    assert projection + len(out_features) <= tables.parts.shape[2]
+    assert 0 <= layer < tables.pool.shape[0] == tables.parts.shape[1]
+    assert tables.pool.dtype == torch.uint8
+    assert tables.pool.is_contiguous()
+    assert tables.pool.shape[2] % tile_bytes(x.dtype) == 0, "a page must hold whole tiles"
+    assert tables.parts.dtype == tables.adapter_pages.dtype == torch.int32
+    assert tables.scales.dtype == torch.float32
+    for table in (tables.parts, tables.adapter_pages, tables.scales):
+        assert table.is_contiguous()
+    assert x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    assert y.dtype in (x.dtype, torch.float32)
+    assert y.shape == (len(x), sum(out_features))
+    assert x.stride(1) == y.stride(1) == 1

@@ -1,0 +1,126 @@
+"""Block sizes of every kernel, by shape class and architecture, and where each row was measured.
+
+A shape class is the phase of the step and, where it matters, the size of the product. A row's architecture is the
+newest one not newer than the device: 86 and 89 use 80's rows, 120 uses 100's.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Phase = Literal["decode", "prefill"]
+Architecture = Literal[80, 90, 100]
+
+ARCHITECTURES: tuple[Architecture, ...] = (80, 90, 100)
+NOT_MEASURED = "chosen by occupancy, not yet measured"
+
+# A step counts as prefill when its segments have more rows than this on average: what both sides of it can see.
+DECODE_ROWS = 16
+WIDE_INPUT = 4096
+
+
+@dataclass(frozen=True)
+class ShrinkBlocks:
+    """Rows, column tiles and ranks of a block; K in `split_k` parts; `lanes` programs share an adapter's ranks."""
+
+    block_m: int
+    tiles_k: int
+    block_r: int
+    split_k: int
+    lanes: int
+    num_warps: int
+    num_stages: int
+    measured: str = NOT_MEASURED
+
+
+@dataclass(frozen=True)
+class ExpandBlocks:
+    """Rows, column tiles and ranks of a block."""
+
+    block_m: int
+    tiles_n: int
+    block_r: int
+    num_warps: int
+    num_stages: int
+    measured: str = NOT_MEASURED
+
+
+@dataclass(frozen=True)
+class AttentionBlocks:
+    """Query rows (tokens times heads of a group) and keys of a block; keys per part of the context, 0 = all at once."""
+
+    block_m: int
+    block_c: int
+    partition: int
+    num_warps: int
+    num_stages: int
+    measured: str = NOT_MEASURED
+
+
+@dataclass(frozen=True)
+class RowBlocks:
+    """Columns that one program takes at a time, 0 = the whole row."""
+
+    block: int
+    num_warps: int
+    measured: str = NOT_MEASURED
+
+
+SHRINK: dict[tuple[Phase, str, Architecture], ShrinkBlocks] = {
+    ("decode", "narrow", 80): ShrinkBlocks(16, 2, 16, 4, 2, 2, 3),
+    ("decode", "narrow", 90): ShrinkBlocks(16, 2, 16, 4, 2, 2, 4),
+    ("decode", "narrow", 100): ShrinkBlocks(16, 2, 16, 4, 2, 2, 4),
+    ("decode", "wide", 80): ShrinkBlocks(16, 2, 16, 8, 2, 2, 3),
+    ("decode", "wide", 90): ShrinkBlocks(16, 2, 16, 8, 2, 2, 4),
+    ("decode", "wide", 100): ShrinkBlocks(16, 2, 16, 8, 2, 2, 4),
+    ("prefill", "narrow", 80): ShrinkBlocks(64, 1, 16, 1, 1, 4, 3),
+    ("prefill", "narrow", 90): ShrinkBlocks(64, 1, 16, 1, 1, 4, 4),
+    ("prefill", "narrow", 100): ShrinkBlocks(64, 1, 16, 1, 1, 4, 4),
+    ("prefill", "wide", 80): ShrinkBlocks(64, 1, 16, 4, 1, 4, 3),
+    ("prefill", "wide", 90): ShrinkBlocks(64, 1, 16, 4, 1, 4, 4),
+    ("prefill", "wide", 100): ShrinkBlocks(64, 1, 16, 4, 1, 4, 4),
+}
+
+EXPAND: dict[tuple[Phase, Architecture], ExpandBlocks] = {
+    ("decode", 80): ExpandBlocks(16, 4, 16, 4, 2),
+    ("decode", 90): ExpandBlocks(16, 4, 16, 4, 2),
+    ("decode", 100): ExpandBlocks(16, 4, 16, 4, 2),
+    ("prefill", 80): ExpandBlocks(64, 2, 16, 4, 2),
+    ("prefill", 90): ExpandBlocks(64, 2, 16, 4, 2),
+    ("prefill", 100): ExpandBlocks(64, 2, 16, 4, 2),
+}
+
+ATTENTION: dict[tuple[Phase, Architecture], AttentionBlocks] = {
+    ("decode", 80): AttentionBlocks(16, 32, 256, 4, 3),
+    ("decode", 90): AttentionBlocks(16, 32, 256, 4, 3),
+    ("decode", 100): AttentionBlocks(16, 32, 256, 4, 3),
+    ("prefill", 80): AttentionBlocks(64, 32, 0, 4, 2),
+    ("prefill", 90): AttentionBlocks(64, 64, 0, 4, 2),
+    ("prefill", 100): AttentionBlocks(64, 64, 0, 4, 2),
+}
+
+# Kernels without a product run at the speed of memory; their rows are the same on every architecture.
+ROWS: dict[str, RowBlocks] = {
+    "combine": RowBlocks(0, 1),
+    "rope_write_kv": RowBlocks(8, 2),
+    "rms_norm": RowBlocks(0, 4),
+    "silu_mul": RowBlocks(1024, 4),
+    "embed": RowBlocks(1024, 4),
+    "logit_stats": RowBlocks(4096, 8),
+}
+
+
+def row_architecture(capability: int) -> Architecture:
+    """The rows that a device of this compute capability (major times ten plus minor) uses."""
+    older = [architecture for architecture in ARCHITECTURES if architecture <= capability]
+    assert older, f"compute capability {capability / 10} is too old; the kernels need 8.0 or newer"
+    return older[-1]
+
+
+def phase(num_rows: int, num_segments: int) -> Phase:
+    """What kind of step this is by the only numbers that the host knows."""
+    return "prefill" if num_rows > DECODE_ROWS * num_segments else "decode"
+
+
+def width(in_features: int) -> str:
+    """Whether a product's input is wide enough to be cut in more parts."""
+    return "wide" if in_features >= WIDE_INPUT else "narrow"
