@@ -92,7 +92,11 @@ def timings_of(outcome: Outcome, now: float) -> Timings:
 
 
 def outcome_data(outcome: Outcome, timings: Timings, output_url: str | None) -> JobOutcome:
-    """`data` of the event and of the webhook."""
+    """`data` of the event and of the webhook.
+
+    A large output that could not be put into the object store is in its row alone: escaped, it may be larger than
+    Kafka takes, and the event would never arrive.
+    """
     job = outcome.job
     adapter = job.request.adapter
     finished = outcome.finished if outcome.state is JobState.SUCCEEDED else None
@@ -102,7 +106,7 @@ def outcome_data(outcome: Outcome, timings: Timings, output_url: str | None) -> 
         adapter=adapter.split("@")[0] if adapter else None,
         adapter_version=job.grant.adapter.version if job.grant.adapter else None,
         state=outcome.state,
-        output_text=storable(finished.text) if finished and output_url is None else None,
+        output_text=storable(finished.text) if finished and not is_large(outcome) else None,
         output_url=output_url,
         finish_reason=FinishReason(finished.finish_reason) if finished else None,
         usage=_usage_of(finished) if finished else None,

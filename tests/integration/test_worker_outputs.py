@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+from schemas.common import MAX_INLINE_OUTPUT_BYTES
 from schemas.events import WebhookBody
+from services.localstack.ports import free_ports
 from services.objectstore import Location
 from services.settings import Settings
 from tests.integration.workers import running_worker
@@ -32,6 +34,22 @@ async def test_a_large_output_lies_in_the_store_and_one_too_large_fails(settings
     assert [row["error_code"] for row in rows] == [None, "result_too_large"]
     assert "LORAQ_MAX_RESULT_BYTES" in rows[1]["error_message"]
     assert [dict(row) for row in usage] == [{"completion_tokens": 70_000, "wasted_tokens": 100_001}]
+
+
+async def test_while_the_store_is_away_a_large_output_lies_in_its_row_and_its_event_stays_small(
+    settings: Settings,
+) -> None:
+    text = "\x01" * 100_000  # six times as long once it is escaped
+    nobody = settings.model_copy(update={"s3_endpoint": f"http://127.0.0.1:{free_ports(1)[0]}", "s3_timeout_s": 1.0})
+    async with open_world(settings) as world, running_worker(nobody):
+        webhook = {"url": "http://receiver.invalid/"}
+        job_id = await world.send_job(prompt=text, sampling=MANY, webhook=webhook)
+        await world.ended(job_id)
+        results = await world.results()
+        outbox = await world.rows("select kind, body from loraq.outbox")
+    assert results[job_id]["output_text"] == text
+    assert {row["kind"] for row in outbox} == {"event", "webhook"}
+    assert all(len(row["body"]) < MAX_INLINE_OUTPUT_BYTES for row in outbox)
 
 
 async def test_what_postgres_cannot_hold_is_stored_in_its_place(settings: Settings) -> None:
