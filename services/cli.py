@@ -6,25 +6,25 @@ from typing import Any
 
 import click
 
-from services.errors import ServiceError
+from services.errors import InputError, ServiceError
 
 COMMANDS = {
-    "up": "services.localstack.commands:up",
-    "down": "services.localstack.commands:down",
-    "migrate": "services.migrate:migrate",
-    "topics": "services.provision:topics",
-    "bucket": "services.provision:bucket",
-    "worker": "services.worker.commands:worker",
-    "dispatcher": "services.dispatcher.commands:dispatcher",
-    "registrar": "services.registry.commands:registrar",
-    "tenants": "services.registry.commands:tenants",
-    "adapters": "services.registry.commands:adapters",
-    "endpoints": "services.registry.commands:endpoints",
-    "submit": "services.jobs.commands:submit",
-    "jobs": "services.jobs.commands:jobs",
-    "listen": "services.webhook_receiver:listen",
-    "demo": "services.demo.commands:demo",
-    "bench": "services.bench.commands:bench",
+    "up": ("services.localstack.commands:up", "Start the embedded stack: broker, PostgreSQL, S3."),
+    "down": ("services.localstack.commands:down", "End the embedded stack."),
+    "migrate": ("services.migrate:migrate", "Bring the database to this version's schema."),
+    "topics": ("services.provision:topics", "Make the pool's missing topics."),
+    "bucket": ("services.provision:bucket", "Make the bucket where it is missing."),
+    "worker": ("services.worker.commands:worker", "Process: run jobs on the engine."),
+    "dispatcher": ("services.dispatcher.commands:dispatcher", "Process: send webhooks and events."),
+    "registrar": ("services.registry.commands:registrar", "Process: admit pushed adapters."),
+    "tenants": ("services.registry.commands:tenants", "Add and list tenants."),
+    "adapters": ("services.registry.commands:adapters", "Push adapters; decide which are served."),
+    "endpoints": ("services.registry.commands:endpoints", "Register addresses for webhooks."),
+    "submit": ("services.jobs.commands:submit", "Submit one job, or a file of them."),
+    "jobs": ("services.jobs.commands:jobs", "Look at jobs, their states and outputs."),
+    "listen": ("services.webhook_receiver:listen", "Receive webhooks, check and print them."),
+    "demo": ("services.demo.commands:demo", "Show the whole product at work."),
+    "bench": ("services.bench.commands:bench", "Measure speed on this machine."),
 }
 
 
@@ -39,15 +39,24 @@ class LazyGroup(click.Group):
         """The command of that name, imported now."""
         if cmd_name not in COMMANDS:
             return None
-        module, attribute = COMMANDS[cmd_name].split(":")
+        module, attribute = COMMANDS[cmd_name][0].split(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="loraq")
 def cli() -> None:
-    """Serve many LoRA adapters over one base model, as asynchronous jobs."""
+    """Serve many LoRA adapters over one base model, as asynchronous jobs.
+
+    Settings are LORAQ_… variables of the environment, of .env and of .loraq/stack.env, which `loraq up` writes, in the
+    working directory; docs/configuration.md lists them.
+    """
 
 
 def main(arguments: list[str] | None = None) -> Any:
@@ -55,7 +64,10 @@ def main(arguments: list[str] | None = None) -> Any:
     try:
         return cli.main(args=arguments, standalone_mode=True)
     except ServiceError as error:
-        print(f"loraq: {error}", file=sys.stderr)  # noqa: T201  # the one place that speaks for a failed command
+        from services.settings import hint_without_stack  # settings are slow to import for a mere `--help`
+
+        hint = None if isinstance(error, InputError) else hint_without_stack()
+        print(f"loraq: {error}{f'; {hint}' if hint else ''}", file=sys.stderr)  # noqa: T201  # the one place that speaks for a failed command
         return sys.exit(1)
 
 

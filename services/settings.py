@@ -3,18 +3,24 @@
 A bad value stops the process at once with one line that names it.
 """
 
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from schemas.common import NAME_PATTERN, Lane
 from services.errors import ConfigError
 
 GIB = 1024**3
 MIB = 1024**2
+
+STACK_ENV = Path(".loraq/stack.env")
+ENV_FILES = (STACK_ENV, Path(".env"))
+WHERE = ("LORAQ_DATABASE_URL", "LORAQ_KAFKA_BOOTSTRAP")
+LIST_EXAMPLES = {"lanes": '["standard", "batch"]', "webhook_retry_delays_s": "[5, 300, 1800]"}
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -28,7 +34,7 @@ class Settings(BaseSettings):
     """Frozen settings. Sources, strongest first: environment, `.env`, the env file that `loraq up` writes."""
 
     model_config = SettingsConfigDict(
-        env_prefix="LORAQ_", env_file=(".loraq/stack.env", ".env"), extra="ignore", frozen=True, env_ignore_empty=True
+        env_prefix="LORAQ_", env_file=ENV_FILES, extra="ignore", frozen=True, env_ignore_empty=True
     )
 
     pool: str = Field("default", pattern=NAME_PATTERN, description="Name of this deployment of one base model.")
@@ -169,4 +175,15 @@ def load_settings(**overrides: object) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = "LORAQ_" + "_".join(str(part) for part in first["loc"]).upper()
-        raise ConfigError(f"{name}: {first['msg']} (got {first['input']!r})") from error
+        raise ConfigError(f"{name}: {first['msg'].removeprefix('Value error, ')} (got {first['input']!r})") from error
+    except SettingsError as error:  # a list that is not JSON; only the library's sentence names the field
+        field = next(name for name in Settings.model_fields if f'"{name}"' in str(error))
+        example = LIST_EXAMPLES.get(field, '["10.0.0.0/8"]')
+        raise ConfigError(f"LORAQ_{field.upper()}: it is no JSON list; write it like {example}") from error
+
+
+def hint_without_stack() -> str | None:
+    """What to do, for a failure where nothing says how to reach the servers; None where something does."""
+    if any(path.is_file() for path in ENV_FILES) or any(name in os.environ for name in WHERE):
+        return None
+    return f"there is no {STACK_ENV} in {Path.cwd()}: run `loraq up` here, or go where it was run"

@@ -21,6 +21,7 @@ def test_every_command_is_found_and_says_what_it_does(name: str) -> None:
     assert command is not None
     assert command.name == name
     assert command.help
+    assert COMMANDS[name][1].endswith(".")
 
 
 def test_an_unknown_command_is_a_usage_error(tmp_path: Path) -> None:
@@ -35,6 +36,36 @@ def test_a_bad_setting_ends_the_command_with_one_line_that_names_it(tmp_path: Pa
     assert failed.stdout == ""
     assert failed.stderr.startswith("loraq: LORAQ_PARTITIONS: ")
     assert failed.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["LORAQ_LANES", "LORAQ_WEBHOOK_ALLOW_NETWORKS", "LORAQ_WEBHOOK_RETRY_DELAYS_S"])
+def test_a_list_that_is_not_json_is_named_with_an_example(name: str, tmp_path: Path) -> None:
+    failed = _loraq("migrate", directory=tmp_path, **{name: "standard,batch"})
+    assert failed.returncode == 1
+    assert failed.stderr.startswith(f"loraq: {name}: it is no JSON list; write it like [")
+    assert failed.stderr.count("\n") == 1
+
+
+def test_where_no_stack_is_known_a_failure_says_how_to_get_one(tmp_path: Path) -> None:
+    failed = _loraq("tenants", "add", "acme", directory=tmp_path)
+    assert failed.returncode == 1
+    assert f"there is no .loraq/stack.env in {tmp_path}: run `loraq up` here" in failed.stderr
+    process = _loraq("dispatcher", directory=tmp_path)
+    assert process.returncode == 1
+    assert "run `loraq up` here" in process.stderr
+
+
+def test_where_a_server_is_named_a_failure_speaks_of_that_alone(tmp_path: Path) -> None:
+    failed = _loraq("jobs", directory=tmp_path, LORAQ_DATABASE_URL="postgresql://127.0.0.1:1/loraq")
+    assert failed.returncode == 1
+    assert "127.0.0.1:1" in failed.stderr
+    assert "loraq up" not in failed.stderr
+
+
+def test_the_list_of_commands_imports_none_of_them_and_cuts_nothing(tmp_path: Path) -> None:
+    shown = _loraq("--help", directory=tmp_path)
+    assert all(f"  {name} " in shown.stdout for name in COMMANDS)
+    assert "..." not in shown.stdout.partition("Commands:")[2]
 
 
 def test_help_imports_neither_torch_nor_a_client_library(tmp_path: Path) -> None:
