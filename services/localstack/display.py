@@ -24,6 +24,7 @@ HEADLINES: dict[Outcome, str] = {
     "unchanged": "The stack was up already.",
 }
 MEMORY_ONLY = "The broker keeps its records in memory: those that nobody has consumed when it stops are gone."
+NEXT = "Next:  loraq registrar, worker and dispatcher, each in a terminal of its own; then loraq tenants add acme"
 FOUND_WITHOUT_HELP = Path(".loraq")
 
 
@@ -87,7 +88,7 @@ def show_summary(console: Console, files: StackFiles, config: StackConfig, outco
             console.print(f"[yellow]Your environment sets {name}, which wins over the stack's.[/]", highlight=False)
     if files.directory != FOUND_WITHOUT_HELP.absolute():
         console.print(f"First: set -a; . {escape(str(files.env))}; set +a", highlight=False, soft_wrap=True)
-    console.print("Next:  loraq tenants add acme", highlight=False)
+    console.print(NEXT, highlight=False, soft_wrap=True)
 
 
 def _table(files: StackFiles, config: StackConfig, environment: Mapping[str, str]) -> Table:

@@ -78,6 +78,8 @@ def bring_up(stack: Stack, options: UpOptions, steps: Steps) -> tuple[StackConfi
     """
     if options.lifetime_of is not None and started_at(options.lifetime_of) is None:
         raise InputError(f"--lifetime-of {options.lifetime_of}: there is no such process")
+    if options.base_model is not None and not (options.base_model / "config.json").is_file():
+        raise InputError(f"{options.base_model} is not a Hugging Face model directory: it has no config.json")
     config = stack.configure(options.ports)
     with ThreadPoolExecutor(2) as threads:
         # While the servers start, which is mostly waiting, the model is converted and their clients are imported.

@@ -194,6 +194,15 @@ def test_a_lifetime_that_is_over_is_named(typed: Typed) -> None:
     assert f"loraq: --lifetime-of {gone.pid}: there is no such process" in refused.stderr
 
 
+def test_a_base_model_that_is_none_is_named_before_anything_starts(typed: Typed) -> None:
+    typed.base_model = typed.directory / "weights"
+    typed.base_model.mkdir()
+    refused = typed.run("up")
+    assert refused.returncode == 1
+    assert f"loraq: {typed.base_model} is not a Hugging Face model directory: it has no config.json" in refused.stderr
+    assert "✓" not in refused.stderr
+
+
 def test_a_directory_that_cannot_be_is_named(typed: Typed) -> None:
     (typed.directory / "file").write_text("")
     refused = typed.run("up", "--dir", "file/stack")
