@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import date
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -37,7 +38,11 @@ def on_database(action: Callable[[Connection], Awaitable[T]], settings: Settings
 def print_json(row: "DataclassInstance | Mapping[str, Any]") -> None:
     """One line of JSON on stdout; times in ISO 8601."""
     fields = row if isinstance(row, Mapping) else asdict(row)
-    click.echo(json.dumps(fields, default=str, ensure_ascii=False))
+    click.echo(json.dumps(fields, default=_plain, ensure_ascii=False))
+
+
+def _plain(value: Any) -> str:
+    return value.isoformat() if isinstance(value, date) else str(value)
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], nothing: str) -> None:

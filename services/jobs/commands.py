@@ -101,7 +101,10 @@ class ShowFirst(click.Group):
 
 @click.group(cls=ShowFirst)
 def jobs() -> None:
-    """Look at jobs: `loraq jobs`, `loraq jobs JOB_ID`."""
+    """Look at jobs: `loraq jobs` lists the newest, `loraq jobs JOB_ID` shows one with its output.
+
+    Both take the options of `loraq jobs show --help`, for instance --tenant, --state and --json.
+    """
 
 
 @jobs.command()
@@ -123,7 +126,7 @@ def show(job_id: UUID | None, tenant: str | None, state: str | None, limit: int,
         for row in rows:
             print_json(row)
     elif job_id is None:
-        nothing = "There is no such job; submit one with `loraq submit --tenant T --prompt P`."
+        nothing = "There is no such job; one is listed once a worker has taken its record (is `loraq worker` running?)."
         print_rows(rows, COLUMNS, nothing)
     else:
         for row in rows:

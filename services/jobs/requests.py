@@ -1,11 +1,13 @@
 """From a command's options, or a file of JSON lines, to valid requests."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
+from schemas.common import NAME_PATTERN
 from schemas.job import JobRequest
 from services.errors import InputError
 from services.producer import with_job_id
@@ -13,9 +15,14 @@ from services.validation import sentence_of
 
 
 def webhook_of(target: str | None) -> dict[str, str] | None:
-    """`--webhook`: an address if it looks like one, otherwise the name of a registered endpoint."""
+    """`--webhook`: an address if it looks like one, otherwise the name of a registered endpoint.
+
+    Raises InputError if it can be neither.
+    """
     if target is None:
         return None
+    if "://" not in target and not re.fullmatch(NAME_PATTERN, target):
+        raise InputError(f"--webhook {target!r} is neither an address, http://… or https://…, nor an endpoint's name")
     return {"url": target} if "://" in target else {"endpoint": target}
 
 

@@ -31,6 +31,7 @@ where job_keys.job_id = any($1::uuid[]) and ($2::text is null or job_keys.tenant
 order by jobs.accepted_at
 """
 POLL_S = 0.2
+UNTAKEN_S = 10.0
 
 
 async def list_jobs(connection: Connection, tenant: str | None, state: str | None, limit: int) -> list[dict[str, Any]]:
@@ -48,20 +49,30 @@ async def show_job(connection: Connection, job_id: UUID, tenant: str | None) -> 
 
 
 async def wait_for(
-    pool: Pool, tenants: Collection[str], job_ids: Sequence[UUID], timeout_s: float, ended: Callable[[int], None]
+    pool: Pool,
+    tenants: Collection[str],
+    job_ids: Sequence[UUID],
+    timeout_s: float,
+    ended: Callable[[int], None],
+    untaken: Callable[[], None],
 ) -> list[dict[str, Any]]:
     """The jobs' rows in the order of `job_ids`, once all are terminal; `ended` hears how many are, again and again.
 
-    Raises InputError if that takes longer than `timeout_s` seconds.
+    `untaken` is called once if no worker has taken any of them after `UNTAKEN_S` seconds. Raises InputError if not all
+    are terminal within `timeout_s` seconds.
     """
     found: dict[UUID, dict[str, Any]] = {}
-    give_up_at = asyncio.get_running_loop().time() + timeout_s
+    now = asyncio.get_running_loop().time
+    give_up_at, untaken_at = now() + timeout_s, now() + UNTAKEN_S
     while len(found) < len(set(job_ids)):
         with translated("look for the jobs"):
             rows = await pool.fetch(SHOW, [job_id for job_id in job_ids if job_id not in found], None)
         found |= {row["job_id"]: dict(row) for row in rows if row["tenant"] in tenants and _is_terminal(row)}
         ended(len(found))
-        if asyncio.get_running_loop().time() > give_up_at:
+        if not rows and not found and now() > untaken_at:
+            untaken()
+            untaken_at = give_up_at + 1
+        if now() > give_up_at:
             missing = next(job_id for job_id in job_ids if job_id not in found)
             raise InputError(
                 f"{len(set(job_ids)) - len(found)} of {len(job_ids)} jobs did not end within {timeout_s:g} s, {missing}"

@@ -19,6 +19,7 @@ from services.registry.tenants import require_tenant
 from services.settings import Settings
 
 SENT_COLUMNS = {"job_id": "job", "topic": "topic", "partition": "partition", "offset": "offset"}
+UNTAKEN = "No worker has taken the jobs yet; is `loraq worker` running, on this pool and lane?"
 ENDED_COLUMNS = {"job_id": "job", "adapter": "adapter", "state": "state", "answer": "output or error"}
 
 
@@ -48,7 +49,14 @@ async def _send_and_wait(
         receipts = await _send(settings, requests, lane, progress)
         task = progress.add_task("waiting", total=len(requests))
         job_ids = [receipt.job_id for receipt in receipts]
-        return await wait_for(pool, tenants, job_ids, wait_s, lambda count: progress.update(task, completed=count))
+        return await wait_for(
+            pool,
+            tenants,
+            job_ids,
+            wait_s,
+            ended=lambda count: progress.update(task, completed=count),
+            untaken=lambda: progress.console.print(UNTAKEN, highlight=False, soft_wrap=True),
+        )
 
 
 async def _send(settings: Settings, requests: Sequence[JobRequest], lane: Lane, progress: Progress) -> list[Receipt]:

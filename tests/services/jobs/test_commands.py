@@ -70,6 +70,7 @@ async def jobs_are_listed_and_shown(settings: Settings, world: World) -> None:
     assert "output_text" in shown.stdout
     [detail] = lines((await run(settings, "jobs", job_id, "--json")).stdout)
     assert detail["finish_reason"] == "stop"
+    assert "T" in detail["accepted_at"]
     absent = await run(settings, "jobs", "01930000-0000-7000-8000-000000000000")
     assert absent.stderr.startswith("loraq: there is no job 01930000-0000-7000-8000-000000000000")
 
@@ -87,6 +88,12 @@ async def test_a_wait_is_bounded_and_says_what_to_look_at(settings: Settings) ->
     assert ended.returncode == 1
     assert "1 of 1 jobs did not end within 0.5 s" in ended.stderr
     assert "check that a worker runs" in ended.stderr
+
+
+async def test_a_wait_that_no_worker_ends_says_so_meanwhile(settings: Settings) -> None:
+    async with open_world(settings):
+        ended = await run(settings, "submit", "--tenant", TENANT, "--prompt", "x", "--wait", "--wait-timeout", "11")
+    assert "No worker has taken the jobs yet" in ended.stderr
 
 
 def test_wrong_usage_is_status_2(settings: Settings) -> None:

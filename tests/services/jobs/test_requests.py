@@ -21,6 +21,8 @@ def test_a_webhook_is_an_address_or_an_endpoint() -> None:
     assert webhook_of("https://example.com/x") == {"url": "https://example.com/x"}
     assert webhook_of("orders") == {"endpoint": "orders"}
     assert webhook_of(None) is None
+    with pytest.raises(InputError, match=r"--webhook 'example\.com/x' is neither an address"):
+        webhook_of("example.com/x")
 
 
 def test_every_line_of_a_file_is_a_request_and_options_fill_gaps() -> None:
