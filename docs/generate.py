@@ -9,7 +9,11 @@ from services.settings import Settings
 DOCS = Path(__file__).parent
 UNITS = {"_bytes": "bytes", "_s": "seconds", "_days": "days", "_ms": "milliseconds"}
 SIZES = {1024**3: "GiB", 1024**2: "MiB", 1024: "KiB"}
-DEAD_LETTERS = {ErrorCode.INVALID_MESSAGE, ErrorCode.ID_CONFLICT, ErrorCode.UNAUTHENTICATED}
+SHOWN_IN = {
+    ErrorCode.INVALID_MESSAGE: "dead-letter topic, row",
+    ErrorCode.ID_CONFLICT: "dead-letter topic",
+    ErrorCode.UNAUTHENTICATED: "dead-letter topic",
+}
 
 CONFIGURATION = """\
 # Configuration
@@ -27,7 +31,8 @@ ERRORS = """\
 # Error codes
 
 Codes are stable: programs may branch on them. The sentence says what the code means; the `error_message` of a row and
-the `message` of a webhook name the culprit of that one job. This page is generated from the code by `make reference`.
+the `message` of a webhook name the culprit of that one job, as do the headers `loraq-error-code` and
+`loraq-error-message` of a record in the dead-letter topic. This page is generated from the code by `make reference`.
 
 | code | where it shows | meaning |
 |---|---|---|
@@ -46,10 +51,7 @@ def configuration() -> str:
 
 def errors() -> str:
     """The page of all error codes."""
-    rows = [
-        f"| `{code}` | {'dead-letter topic' if code in DEAD_LETTERS else 'row'} | {sentence} |\n"
-        for code, sentence in ERROR_SENTENCES.items()
-    ]
+    rows = [f"| `{code}` | {SHOWN_IN.get(code, 'row')} | {sentence} |\n" for code, sentence in ERROR_SENTENCES.items()]
     return ERRORS + "".join(rows)
 
 

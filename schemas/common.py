@@ -79,9 +79,9 @@ class ErrorCode(StrEnum):
 
 
 ERROR_SENTENCES: dict[ErrorCode, str] = {
-    ErrorCode.INVALID_MESSAGE: "The record is not a valid JobRequest; the message names the field.",
+    ErrorCode.INVALID_MESSAGE: "The request is not valid; the message names the field. A row: an unknown endpoint.",
     ErrorCode.ID_CONFLICT: "This job_id was already used by the tenant for a different request.",
-    ErrorCode.UNAUTHENTICATED: "The record's signature is missing or does not match the tenant's producer key.",
+    ErrorCode.UNAUTHENTICATED: "No such tenant is registered, or the record's signature is missing or wrong.",
     ErrorCode.UNKNOWN_ADAPTER: "The tenant has no adapter of this name and version.",
     ErrorCode.ADAPTER_NOT_READY: "The adapter exists but is pending, rejected or disabled.",
     ErrorCode.ADAPTER_LOAD_FAILED: "The adapter's files could not be fetched, verified or loaded.",
