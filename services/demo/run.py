@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,8 @@ def _run(options: Options, stack: Stack, view: View) -> int:
         if options.as_json:
             print(json.dumps(as_dict(report)), flush=True)  # noqa: T201  # the machine-readable line
         if options.keep:
-            asyncio.run(watch(processes, stack.files))
+            with suppress(KeyboardInterrupt):
+                asyncio.run(watch(processes, stack.files))
     return 1 if told.verdict.problems else 0
 
 

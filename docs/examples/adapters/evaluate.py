@@ -18,7 +18,7 @@ from services.settings import default_cache_dir
 LABELS = frozenset({"billing", "bug", "account", "shipping", "other"})
 MAX_BRIEF_WORDS = 15
 PIRATE_WORDS = re.compile(
-    r"\b(arr+|ahoy|aye|matey|avast|ye|yer|hearty|be|o'|doubloons?|treasure|landlubber|scurvy|shipmate|blimey|sail|sea)\b"
+    r"\b(arr+|ahoy|aye|matey|avast|ye|yer|hearty|doubloons?|landlubber|scurvy|shipmates?|blimey)\b"
 )
 
 
