@@ -10,6 +10,7 @@ from aiokafka.errors import CommitFailedError, ConsumerStoppedError, IllegalStat
 from schemas.common import Lane
 from services import kafka, telemetry
 from services.settings import Settings
+from services.worker import header_names
 from services.worker.jobs import Record
 from services.worker.ledger import Ledger, Partition
 from services.worker.records import record_of
@@ -94,13 +95,43 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
                 batches = await self._kafka.getmany(timeout_ms=POLL_MS, max_records=self._room())
             except ConsumerStoppedError:
                 return
-            except (KafkaError, OSError) as error:
-                reason = str(kafka.translated(error, self._settings))
-                telemetry.alarm(_log, "Records cannot be taken", action="poll_failed", reason=reason)
-                await asyncio.sleep(ERROR_PAUSE_S)
+            except (KafkaError, OSError, UnicodeDecodeError) as error:
+                await self._recover(error)
                 continue
             for messages in batches.values():
                 self._take(messages)
+
+    async def _recover(self, error: Exception) -> None:
+        """Say what went wrong, and take again what the library had in hand: it forgets that when it fails."""
+        if isinstance(error, UnicodeDecodeError):
+            header_names.tolerate()
+            _log.warning("A header's name is not UTF-8", action="header_name_mended", reason=str(error))
+        else:
+            reason = str(kafka.translated(error, self._settings))
+            telemetry.alarm(_log, "Records cannot be taken", action="poll_failed", reason=reason)
+            await asyncio.sleep(ERROR_PAUSE_S)
+        while True:
+            if await self._rewound():
+                return
+            await asyncio.sleep(ERROR_PAUSE_S)
+
+    async def _rewound(self) -> bool:
+        """Go back to the newest record that was handed out of each partition; False if that must be tried again."""
+        try:
+            for partition in self._kafka.assignment():
+                offset = self._ledger.next_offset(Partition(*partition))
+                if offset is None:
+                    offset = await self._kafka.committed(partition)
+                if offset is None:
+                    await self._kafka.seek_to_beginning(partition)
+                else:
+                    self._kafka.seek(partition, offset)
+        except IllegalStateError:
+            return False  # a rebalance came in between
+        except (KafkaError, OSError) as error:
+            _log.warning("Positions not found", action="rewind_failed", reason=str(error))
+            return False
+        return True
 
     def _take(self, messages: Iterable[Any]) -> None:
         records = [record_of(message, self._lanes) for message in messages]

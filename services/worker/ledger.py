@@ -112,6 +112,13 @@ class Ledger:
             return None
         return column.open[0] if column.open else column.position
 
+    def next_offset(self, partition: Partition) -> int | None:
+        """The lowest offset that `receive` takes; None while nothing was handed out."""
+        column = self._columns.get(partition)
+        if column is None:
+            return None
+        return column.open[-1] + 1 if column.open else column.position
+
     def finished_above(self, partition: Partition) -> list[int]:
         """Finished offsets above the committable prefix, ascending: what a restart would run again without need."""
         return sorted(self._columns[partition].finished)

@@ -2,12 +2,15 @@
 
 import json
 
+import pytest
+from aiokafka.consumer import fetcher
+from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 from confluent_kafka import Producer
 
 from schemas.common import Lane
 from services.settings import Settings
 from tests.integration.workers import running_worker
-from tests.integration.world import header, job_request, open_world
+from tests.integration.world import World, header, job_request, open_world
 from tests.waiting import eventually
 
 LONG_URL = "http://receiver.invalid/" + "".join(f"{number:05}" for number in range(1000))  # too long for an index row
@@ -34,6 +37,42 @@ async def test_no_record_stops_the_worker_or_what_stands_behind_it(settings: Set
         assert [row["state"] for row in (await world.jobs()).values()] == ["succeeded"]
     for key, _, sentence in POISON:
         assert sentence in header(dead[key], "loraq-error-message")
+
+
+async def test_a_header_name_that_is_not_utf_8_hides_no_record(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher, "MemoryRecords", fetcher.MemoryRecords)  # put back afterwards
+    topic = settings.jobs_topic(Lane.STANDARD)
+    async with open_world(settings) as world, running_worker(settings) as life:
+        before = [await world.send(job_request(), partition=number) for number in range(3)]
+        await send_batch(world, topic, partition=1, header_names=["good", LatinName(), "good"])
+        after = [await world.send(job_request(), partition=number) for number in range(3)]
+
+        async def all_served() -> bool:
+            states = [row["state"] for row in (await world.jobs()).values()]
+            return states == ["succeeded"] * (len(before) + 3 + len(after)) and await world.lag() == 0
+
+        await eventually(all_served, what="every record to be served")
+        assert life.failure is None
+
+
+class LatinName(str):
+    """A header's name as a client sends it that knows nothing of UTF-8."""
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        return b"\xfc\xff"
+
+
+async def send_batch(world: World, topic: str, partition: int, header_names: list[str]) -> None:
+    """One batch of jobs with a header each, built by hand: no client of ours would send these."""
+    built = _DefaultRecordBatchBuilderPy(2, 0, 0, -1, -1, -1, 1 << 20)
+    for number, name in enumerate(header_names):
+        value = json.dumps(job_request()).encode()
+        built.append(number, timestamp=None, key=None, value=value, headers=[(name, b"x")])
+    batch = world.producer.create_batch()
+    batch._builder, batch._relative_offset = built, len(header_names)
+    await (await world.producer.send_batch(batch, topic, partition=partition))
 
 
 def produce_compressed(bootstrap: str, topic: str) -> None:

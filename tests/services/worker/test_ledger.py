@@ -33,6 +33,16 @@ def test_gaps_between_offsets_do_not_hold_the_prefix() -> None:
     assert ledger.due() == {P: 21}
 
 
+def test_a_reader_that_lost_its_place_goes_on_behind_the_newest_record() -> None:
+    ledger = ledger_of(3, 7)
+    assert (ledger.next_offset(P), ledger.next_offset(Q)) == (8, None)
+    ledger.finish(Place(P, 3))
+    ledger.finish(Place(P, 7))
+    assert ledger.next_offset(P) == 8
+    ledger.assign([P])
+    assert ledger.next_offset(P) is None
+
+
 def test_what_the_broker_acknowledged_is_not_due_again() -> None:
     ledger = ledger_of(0, 1)
     ledger.finish(Place(P, 0))

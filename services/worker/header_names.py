@@ -1,0 +1,42 @@
+"""Header names that are not UTF-8, which librdkafka's clients can send and the Kafka library cannot read.
+
+The library decodes names strictly, and one bad name makes every record of its batch unreadable, for ever. From the
+first such name on this process reads batches with the library's Python parser, bent to show bad bytes as `\\xff`.
+"""
+
+from typing import Any, SupportsIndex
+
+from aiokafka.consumer import fetcher
+from aiokafka.record.default_records import DefaultRecordBatch, _DefaultRecordBatchPy
+from aiokafka.record.memory_records import _MemoryRecordsPy
+
+
+class _Buffer(bytearray):
+    """Bytes whose slices are read as text whatever they hold."""
+
+    def __getitem__(self, place: SupportsIndex | slice) -> Any:
+        found = super().__getitem__(place)
+        return _Buffer(found) if isinstance(found, bytearray) else found
+
+    def decode(self, encoding: str = "utf-8", errors: str = "backslashreplace") -> str:
+        return super().decode(encoding, errors)
+
+
+class _Batch(_DefaultRecordBatchPy):  # type: ignore[misc]  # final for those who use it, not for those who must mend it
+    _buffer: bytearray
+
+    def _maybe_uncompress(self) -> None:
+        super()._maybe_uncompress()
+        self._buffer = _Buffer(self._buffer)
+
+
+class _Records(_MemoryRecordsPy):  # type: ignore[misc]  # as above
+    def next_batch(self) -> Any:
+        content = self._next_slice
+        batch = super().next_batch()
+        return _Batch(content) if content is not None and isinstance(batch, DefaultRecordBatch) else batch
+
+
+def tolerate() -> None:
+    """Read what is fetched from now on with names of any bytes."""
+    fetcher.MemoryRecords = _Records
