@@ -72,6 +72,7 @@ def _stored(path: Path, entry: Mapping[str, object], data_start: int) -> StoredT
 
 def _refuse_pickle(path: Path) -> None:
     with path.open("rb") as file:
-        magic = file.read(2)
-    if magic == b"PK" or magic[:1] == b"\x80":
+        head = file.read(9)
+    # A safetensors header may happen to be as long as a pickle's first bytes read as a number: then "{" follows.
+    if head[8:] != b"{" and (head[:2] == b"PK" or head[:1] == b"\x80"):
         raise TensorFileError(f"{path} is a pickle under the name of a safetensors file; save it as safetensors")

@@ -196,6 +196,18 @@ def test_finds_nan_in_every_type(adapter_dir: Path, model_dir: Path, dtype: str)
         check_adapter(adapter_dir, model_dir)
 
 
+@pytest.mark.parametrize("first_bytes", [b"PK", b"\x80\x3a"])
+def test_a_header_as_long_as_a_pickles_first_bytes_is_no_pickle(
+    adapter_dir: Path, model_dir: Path, first_bytes: bytes
+) -> None:
+    path = adapter_dir / WEIGHTS
+    raw = path.read_bytes()
+    size, length = int.from_bytes(raw[:8], "little"), int.from_bytes(first_bytes, "little")
+    path.write_bytes(length.to_bytes(8, "little") + raw[8 : 8 + size].ljust(length) + raw[8 + size :])
+    assert path.read_bytes()[:2] == first_bytes
+    assert check_adapter(adapter_dir, model_dir).rank == 4
+
+
 def test_another_models_adapter_is_refused(tmp_path: Path, model_dir: Path) -> None:
     other = tiny_llama(tmp_path / "other", hidden_size=32)
     with pytest.raises(AdapterError, match="trained for another base model"):

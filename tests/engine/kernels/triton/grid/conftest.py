@@ -1,0 +1,23 @@
+"""Runs on the device where there is one, else in Triton's interpreter, else not at all."""
+
+import os
+
+import pytest
+import torch
+
+from tests.engine.kernels.triton.grid.device import OnDevice
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+if not INTERPRETED and not torch.cuda.is_available():
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def kernels() -> OnDevice:
+    """The backend over tensors of the CPU, its scratch full of NaN at each use."""
+    from engine.kernels.triton import TritonKernels
+
+    backend = TritonKernels()
+    backend.scratch.poisoned = True
+    return OnDevice(backend, "cpu" if INTERPRETED else "cuda")

@@ -1,0 +1,55 @@
+"""A backend that takes and gives tensors of the CPU, wherever it computes."""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FULL = os.environ.get("KERNEL_GRID") == "full"
+
+
+class OnDevice:
+    """Moves what an operator is given to the device, and back what it may have written."""
+
+    def __init__(self, backend: Any, device: str) -> None:
+        self.backend, self.device = backend, device
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        operator = getattr(self.backend, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            moved: list[tuple[Tensor, Tensor]] = []
+            result = operator(
+                *(self._move(a, moved) for a in arguments), **{k: self._move(a, moved) for k, a in named.items()}
+            )
+            for own, there in moved:
+                own.copy_(there)
+            return self._back(result)
+
+        return call
+
+    def _move(self, value: Any, moved: list[tuple[Tensor, Tensor]]) -> Any:
+        if isinstance(value, Tensor) and value.device.type != self.device:
+            moved.append((value, value.to(self.device)))
+            return moved[-1][1]
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {f.name: self._move(getattr(value, f.name), moved) for f in dataclasses.fields(value)}
+            return dataclasses.replace(value, **fields)
+        if isinstance(value, list):
+            return [self._move(one, moved) for one in value]
+        return value
+
+    def _back(self, result: Any) -> Any:
+        return tuple(r.cpu() for r in result) if isinstance(result, tuple) else result
+
+
+def grid(quick: list[Any], full: list[Any]) -> list[Any]:
+    """The cases to run: some of them in CI, all of them by `make kernels-full` and on a GPU."""
+    return full if FULL else quick
+
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+DTYPES = (BF16, FP16, FP32)

@@ -1,0 +1,112 @@
+"""Attention over pages and the KV write against the reference; scratch is NaN, and so is KV that no token may see."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.kernels import KvCache, reference
+from engine.kernels.accuracy import TOLERANCE, error
+from tests.engine.kernels.cases import Sequences, random_matrix, sequences
+from tests.engine.kernels.triton.grid.device import BF16, DTYPES, FP16, FP32, OnDevice, grid
+
+LAYER = 1
+STEPS = {
+    "decode": [(0, 1), (15, 1), (16, 1), (62, 1), (132, 1)],
+    "long": [(700, 1), (3, 1), (255, 1), (256, 1)],
+    "prefill": [(0, 63), (0, 1), (30, 7), (133, 3)],
+    "mixed": [(5, 2), (9, 1), (0, 0), (40, 3)],
+}
+HEADS = [(9, 3, 64, 16), (4, 4, 128, 32), (8, 1, 80, 7), (2, 2, 6, 5), (64, 1, 16, 16), (3, 3, 256, 1), (7, 1, 128, 16)]
+
+QUICK = [
+    (BF16, "decode", 0),
+    (BF16, "long", 20),
+    (BF16, "prefill", 0),
+    (FP16, "prefill", 20),
+    (FP16, "mixed", 0),
+    (FP32, "long", 0),
+    (FP32, "mixed", 1),
+]
+FULL = list(product(DTYPES, STEPS, [0, 1, 20]))
+
+
+def attend(kernels: object, case: Sequences, q: Tensor, dtype: torch.dtype, window: int = 0) -> Tensor:
+    out = torch.full((len(q), case.num_heads * case.kv.head_dim), torch.nan, dtype=dtype)
+    scale = case.kv.head_dim**-0.5
+    kernels.paged_attention(q, case.kv, LAYER, case.batch, case.num_heads, scale, out, window)  # type: ignore[attr-defined]
+    return out
+
+
+def queries(case: Sequences, dtype: torch.dtype) -> Tensor:
+    return random_matrix(case.num_tokens, case.num_heads * case.kv.head_dim, dtype, 1, 2.0)
+
+
+@pytest.mark.parametrize(("dtype", "step", "window"), grid(QUICK, FULL))
+def test_attention_equals_the_reference_and_repeats_bit_for_bit(
+    kernels: OnDevice, dtype: torch.dtype, step: str, window: int
+) -> None:
+    case = sequences(STEPS[step], dtype)
+    q = queries(case, dtype)
+    y = attend(kernels, case, q, dtype, window)
+    assert error(y, attend(reference, case, q, FP32, window)) < TOLERANCE[dtype]
+    assert torch.equal(y, attend(kernels, case, q, dtype, window))
+
+
+@pytest.mark.parametrize(("dtype", "heads"), grid([(BF16, h) for h in HEADS[:4:2]], list(product(DTYPES, HEADS))))
+@pytest.mark.parametrize("lengths", [[(0, 7), (20, 1), (3, 39)], [(30, 1), (0, 1)]], ids=["prefill", "decode"])
+def test_attention_equals_the_reference_for_every_head_layout(
+    kernels: OnDevice, dtype: torch.dtype, heads: tuple[int, int, int, int], lengths: list[tuple[int, int]]
+) -> None:
+    case = sequences(lengths, dtype, *heads)
+    q = queries(case, dtype)
+    assert error(attend(kernels, case, q, dtype), attend(reference, case, q, FP32)) < TOLERANCE[dtype]
+
+
+def rope_table(positions: int, rotary_dim: int) -> Tensor:
+    frequencies = 10000.0 ** (-torch.arange(0, rotary_dim, 2) / rotary_dim)
+    angles = torch.arange(positions)[:, None] * frequencies
+    return torch.cat([angles.cos(), angles.sin()], dim=1).contiguous()
+
+
+ROPE = [(64, 64), (64, 32), (24, 24), (128, 0)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dims", "norms"),
+    grid(
+        [(BF16, ROPE[0], True), (FP16, ROPE[1], False), (FP32, ROPE[3], True)],
+        list(product(DTYPES, ROPE, [False, True])),
+    ),
+)
+def test_rope_writes_keys_and_values_to_their_pages(
+    kernels: OnDevice, dtype: torch.dtype, dims: tuple[int, int], norms: bool
+) -> None:
+    head_dim, rotary_dim = dims
+    case = sequences([(0, 9), (30, 1), (7, 3)], dtype, head_dim=head_dim, tokens_per_page=8)
+    width = (case.num_heads + 2 * case.kv.num_kv_heads) * head_dim
+    qkv = random_matrix(case.num_tokens, width, dtype, 4)
+    cos_sin = rope_table(64, rotary_dim) if rotary_dim else None
+    q_norm, k_norm = (random_matrix(1, head_dim, dtype, s)[0] for s in (8, 9)) if norms else (None, None)
+    rows, expected = qkv.clone(), qkv.clone()
+    kv, expected_kv = (KvCache(case.kv.pool.clone(), case.kv.num_kv_heads, head_dim) for _ in range(2))
+    kernels.rope_write_kv(rows, kv, LAYER, case.batch, case.num_heads, cos_sin, q_norm, k_norm, 1e-6)
+    reference.rope_write_kv(expected, expected_kv, LAYER, case.batch, case.num_heads, cos_sin, q_norm, k_norm, 1e-6)
+    assert error(rows, expected) < TOLERANCE[dtype]
+    written, rest = places(kv, case, dtype)
+    expected_written, expected_rest = places(expected_kv, case, dtype)
+    assert error(written, expected_written) < TOLERANCE[dtype]
+    assert torch.equal(rest, expected_rest)
+
+
+def places(kv: KvCache, case: Sequences, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(k and v of the step's tokens, the pool's bytes with these blanked out)."""
+    blanked = KvCache(kv.pool.clone(), kv.num_kv_heads, kv.head_dim)
+    pages, blank = (reference.kv_pages(cache, LAYER, dtype) for cache in (kv, blanked))
+    found = []
+    for sequence, _, position in reference.tokens_of(case.batch):
+        page, slot = reference.place(case.batch, sequence, position, case.tokens_per_page)
+        found.append(pages[page, :, :, slot])
+        blank[page, :, :, slot] = 0
+    return torch.stack(found), blanked.pool

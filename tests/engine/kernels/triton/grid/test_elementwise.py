@@ -1,0 +1,75 @@
+"""Norms, activation, embedding, base product and the statistics of logits against the reference."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from engine.kernels import reference
+from engine.kernels.accuracy import TOLERANCE, error
+from tests.engine.kernels.cases import TOKENS, random_matrix
+from tests.engine.kernels.triton.grid.device import BF16, DTYPES, FP16, FP32, OnDevice, grid
+
+ROWS = grid(
+    [(BF16, 7, 576), (FP16, 3, 2049), (FP32, 1, 5), (BF16, 63, 64)], list(product(DTYPES, TOKENS, [64, 576, 2049, 5]))
+)
+
+
+@pytest.mark.parametrize(("dtype", "num_tokens", "width"), ROWS)
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_rms_norm(kernels: OnDevice, dtype: torch.dtype, num_tokens: int, width: int, has_residual: bool) -> None:
+    x, weight = random_matrix(num_tokens, width, dtype, 1, 3.0), random_matrix(1, width, dtype, 2)[0]
+    ours, theirs = (random_matrix(num_tokens, width, dtype, 3) if has_residual else None for _ in range(2))
+    out, expected = torch.full_like(x, torch.nan), torch.empty(num_tokens, width)
+    kernels.rms_norm(x, weight, 1e-5, out, ours)
+    reference.rms_norm(x, weight, 1e-5, expected, theirs)
+    assert error(out, expected) < TOLERANCE[dtype]
+    if ours is not None and theirs is not None:
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("dtype", "num_tokens", "width"), ROWS)
+def test_silu_mul(kernels: OnDevice, dtype: torch.dtype, num_tokens: int, width: int) -> None:
+    gate_up = random_matrix(num_tokens, 2 * width, dtype, 1, 4.0)
+    gate_up[0, 0], gate_up[-1, width - 1] = -100.0, 100.0
+    out, expected = torch.full((num_tokens, width), torch.nan, dtype=dtype), torch.empty(num_tokens, width)
+    kernels.silu_mul(gate_up, out)
+    reference.silu_mul(gate_up, expected)
+    assert error(out, expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("hidden", [33, 2050])
+def test_embedding_rows_are_the_weight_rows(kernels: OnDevice, dtype: torch.dtype, hidden: int) -> None:
+    weight, ids = random_matrix(150, hidden, dtype, 1), torch.tensor([149, 0, 63, 0])
+    out = torch.empty(len(ids), hidden, dtype=dtype)
+    kernels.embed(ids, kernels.pack_linear([weight]), out)
+    assert torch.equal(out, weight[ids])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_tokens", [0, 1, 63])
+@pytest.mark.parametrize("sizes", [(576, 192, 192), (7, 65)])
+def test_linear(kernels: OnDevice, dtype: torch.dtype, num_tokens: int, sizes: tuple[int, ...]) -> None:
+    weights = [random_matrix(n, 136, dtype, n, 136**-0.5) for n in sizes]
+    biases = [random_matrix(1, n, dtype, n + 1)[0] if i % 2 == 0 else None for i, n in enumerate(sizes)]
+    x, expected = random_matrix(num_tokens, 136, dtype, 3), torch.empty(num_tokens, sum(sizes))
+    reference.linear(x, reference.pack_linear(weights, biases), expected)
+    for out_dtype in {dtype, FP32}:
+        out = torch.full((num_tokens, sum(sizes)), torch.nan, dtype=out_dtype)
+        kernels.linear(x, kernels.pack_linear(weights, biases), out)
+        assert error(out, expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("size", [1, 15, 100, 49152])
+def test_logit_stats(kernels: OnDevice, size: int) -> None:
+    logits = random_matrix(7, size, FP32, 5, 6.0)
+    logits[1] = -1000.0 - torch.arange(size) * 0.5
+    logits[2] = 3.0
+    logits[3, : size // 2] = float("-inf")
+    logits[4] = float("-inf")
+    argmax, logsumexp = kernels.logit_stats(logits)
+    assert torch.equal(argmax, logits.argmax(dim=-1))
+    some = torch.arange(7) != 4
+    assert logsumexp[4] == float("-inf")
+    assert error(logsumexp[some, None], torch.logsumexp(logits[some].double(), dim=-1)[:, None]) < TOLERANCE[FP32]

@@ -1,0 +1,76 @@
+"""The work list: exact, in order, and of a size that does not depend on the mix."""
+
+import pytest
+import torch
+
+from engine.kernels.triton.launch import Launch, run
+from engine.kernels.triton.plan import Plans, list_work
+from tests.engine.kernels.cases import POPULARITIES, Shapes, adapter_tables, lora_batch, slots_by_popularity
+from tests.engine.kernels.triton.grid.device import FP32, OnDevice
+
+
+def expected_items(bounds: list[int], owners: list[int], block_m: int) -> list[list[int]]:
+    return [
+        [owner, start, min(start + block_m, bounds[segment + 1])]
+        for segment, owner in enumerate(owners)
+        for start in range(bounds[segment], bounds[segment + 1], block_m)
+        if owner >= 0
+    ]
+
+
+@pytest.mark.parametrize("block_m", [1, 16])
+@pytest.mark.parametrize(
+    ("lengths", "owners"),
+    [([5, 0, 17, 40], [3, 1, -1, 0]), ([1] * 200, list(range(200))), ([0, 0], [0, 1]), ([300], [2]), ([33], [-1])],
+)
+def test_items_are_the_blocks_of_segments_with_an_owner(
+    kernels: OnDevice, lengths: list[int], owners: list[int], block_m: int
+) -> None:
+    bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    num_rows = int(bounds[-1])
+    work = list_work(
+        run,
+        bounds.to(kernels.device),
+        torch.tensor(owners, dtype=torch.int32, device=kernels.device),
+        num_rows,
+        block_m,
+    )
+    items = work.items[: work.capacity].tolist()
+    expected = expected_items(bounds.tolist(), owners, block_m)
+    assert [item[:3] for item in items[: len(expected)]] == expected
+    assert all(item[0] == -1 for item in items[len(expected) :])
+
+
+def test_a_segment_without_owners_owns_itself(kernels: OnDevice) -> None:
+    bounds = torch.tensor([0, 2, 2, 5], dtype=torch.int32, device=kernels.device)
+    work = list_work(run, bounds, None, 5, 1)
+    assert work.items[: work.capacity, :2].tolist() == [[0, 0], [0, 1], [2, 2], [2, 3], [2, 4]]
+
+
+def test_a_list_is_built_once_a_step_and_again_when_its_tensors_were_written(kernels: OnDevice) -> None:
+    started: list[Launch] = []
+    plans = Plans(started.append)
+    bounds = torch.tensor([0, 2, 5], dtype=torch.int32)
+    for _ in range(3):
+        plans.get(bounds, None, 5, 1)
+    assert len(started) == 1
+    bounds[1] = 3
+    plans.get(bounds, None, 5, 1)
+    plans.get(bounds.clone(), None, 5, 1)
+    assert len(started) == 3
+
+
+def test_the_grid_does_not_depend_on_who_is_in_the_batch() -> None:
+    from engine.kernels.triton import TritonKernels
+
+    tables = adapter_tables([(8,) * 7, (1,) * 7, (40,) * 7, (0,) * 7], Shapes(64, 64, 128), FP32)
+    grids = set()
+    for popularity in POPULARITIES:
+        started: list[Launch] = []
+        batch = lora_batch(tables, slots_by_popularity(popularity, 32, 4))
+        segments = torch.cat([batch.segments, batch.segments[-1:].expand(8)])[:9].contiguous()
+        slots = torch.cat([batch.segment_slots, batch.segment_slots[-1:].expand(8)])[:8].contiguous()
+        kernels = TritonKernels(started.append, 90)
+        kernels.lora_apply(torch.empty(32, 64), torch.empty(32, 64), (64,), type(batch)(tables, segments, slots), 1, 3)
+        grids.add(tuple(launch.grid for launch in started))
+    assert len(grids) == 1
