@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Protocol
 
@@ -67,6 +67,8 @@ class Adapters:
         self._cold_since: dict[str, float] = {}
         self._trouble: dict[str, str] = {}
         self._draining: set[str] = set()
+        self._on_disk: dict[str, AsyncExitStack] = {}
+        self._releases: set[asyncio.Task[None]] = set()
 
     def use(self, job: Job) -> None:
         """The job goes to the engine."""
@@ -123,6 +125,7 @@ class Adapters:
         self._backlog.close(digest)
         self._draining.discard(digest)
         self._engine.unload(digest)
+        self._release(digest)
 
     def _drain(self, drain: set[str]) -> None:
         """Start no more jobs with these, and again with those that are no longer in anyone's way."""
@@ -154,8 +157,7 @@ class Adapters:
         attempt = 0
         while True:
             try:
-                async with self._stager.hold(adapter.digest, adapter.uri, adapter.size_bytes) as path:
-                    return await self._engine.load(adapter.digest, path)
+                return await self._hold_and_load(adapter)
             except EngineLostError:
                 raise
             except RetryableError as error:
@@ -164,6 +166,21 @@ class Adapters:
                     raise PermanentError(str(error)) from error
             await asyncio.sleep(RETRY_DELAYS_S[min(attempt, len(RETRY_DELAYS_S) - 1)])
             attempt += 1
+
+    async def _hold_and_load(self, adapter: AdapterVersion) -> int:
+        """Keep the directory on disk for as long as the engine has the adapter: it may have to read it again."""
+        async with AsyncExitStack() as stack:
+            holding = self._stager.hold(adapter.digest, adapter.uri, adapter.size_bytes)
+            num_bytes = await self._engine.load(adapter.digest, await stack.enter_async_context(holding))
+            self._release(adapter.digest)
+            self._on_disk[adapter.digest] = stack.pop_all()
+        return num_bytes
+
+    def _release(self, digest: str) -> None:
+        if (stack := self._on_disk.pop(digest, None)) is not None:
+            task = asyncio.create_task(stack.aclose(), name=f"release {digest[:12]}")
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
 
     def _loaded(self, digest: str, num_bytes: int) -> None:
         self._residency.loaded(digest, num_bytes)
@@ -205,6 +222,7 @@ class Adapters:
         """The engine says that it does not have it: load it again for the jobs that wait."""
         self._residency.drop(digest)
         self._backlog.close(digest)
+        self._release(digest)
 
     def lost(self) -> None:
         """The engine was lost, and everything in it; waiting for an adapter starts anew."""
@@ -213,13 +231,17 @@ class Adapters:
         self._loads.clear()
         for digest in self._residency.digests():
             self._backlog.close(digest)
+            self._release(digest)
         self._residency.clear()
         self._cold_since.clear()
         self._draining.clear()
 
     async def close(self) -> None:
-        """Abandon the loads that are under way."""
+        """Abandon the loads that are under way and let go of every directory."""
         running = list(self._loads.values())
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        for digest in list(self._on_disk):
+            self._release(digest)
+        await asyncio.gather(*self._releases)

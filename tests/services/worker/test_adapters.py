@@ -31,13 +31,18 @@ class FakeStager:
 
     troubles: dict[str, list[Exception]] = field(default_factory=dict)
     held: list[str] = field(default_factory=list)
+    on_disk: list[str] = field(default_factory=list)
 
     @asynccontextmanager
     async def hold(self, digest: str, _uri: str, _size_bytes: int) -> AsyncIterator[Path]:
         self.held.append(digest)
         if self.troubles.get(digest):
             raise self.troubles[digest].pop(0)
-        yield Path(digest)
+        self.on_disk.append(digest)
+        try:
+            yield Path(digest)
+        finally:
+            self.on_disk.remove(digest)
 
 
 @dataclass
@@ -108,6 +113,7 @@ async def bench() -> AsyncIterator[Bench]:
     yield made
     await made.adapters.close()
     assert made.crashes == []
+    assert made.stager.on_disk == []
 
 
 def start(bench: Bench) -> Job:
@@ -135,6 +141,7 @@ async def test_an_idle_adapter_makes_room_for_the_next(bench: Bench) -> None:
         bench.adapters.leave(start(bench))
     bench.add("c")
     await bench.loaded("b", "c")
+    await eventually(lambda: bench.stager.on_disk == ["b", "c"], what="the directory of a to be let go")
 
 
 async def test_adapters_in_use_are_drained_for_one_that_has_waited_too_long(bench: Bench) -> None:
