@@ -1,16 +1,25 @@
-"""Jobs from a client that is not ours, librdkafka, are served the same and stand in the same partitions."""
+"""Clients that are not ours, librdkafka and standardwebhooks, work as docs/clients.md says."""
 
 import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
 from uuid import UUID
 
+import pytest
 from confluent_kafka import KafkaError, Message, Producer
+from standardwebhooks import Webhook
 
 from schemas.common import Lane
 from services.identifiers import uuid7
+from services.secrets import new_webhook_secret
 from services.settings import Settings
 from tests.integration.workers import running_worker
-from tests.integration.world import job_request, open_world
+from tests.integration.world import TENANT, job_request, open_world
+from tests.waiting import eventually
 
+PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text(encoding="utf-8")
+PRODUCING, VERIFYING = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 KEYS = [f"acme/adapter-{number}" for number in range(12)]
 
 
@@ -24,6 +33,26 @@ async def test_jobs_from_librdkafka_are_served_and_stand_where_ours_would(broker
     assert {row["state"] for row in rows} == {"succeeded"}
     assert theirs == ours
     assert len(set(ours.values())) > 1
+
+
+async def test_a_job_from_the_page_ends_in_a_row(settings: Settings) -> None:
+    assert f'"tenant": "{TENANT}"' in PRODUCING
+    async with open_world(settings) as world, running_worker(settings):
+        code = PRODUCING.replace("loraq.default.jobs.standard", settings.jobs_topic(Lane.STANDARD))
+        exec(code, {"bootstrap": settings.kafka_bootstrap})  # noqa: S102  # the page's own code
+        await eventually(world.jobs, what="the job's row")
+
+
+def test_a_webhook_is_verified_as_on_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    secret, now = new_webhook_secret(), datetime.now(UTC)
+    body = '{"type": "job.succeeded", "data": {"job_id": "j", "output_text": "hello"}}'
+    headers = {
+        "webhook-id": "e",
+        "webhook-timestamp": str(int(now.timestamp())),
+        "webhook-signature": Webhook(secret).sign("e", now, body),
+    }
+    exec(VERIFYING, {"webhook_secret": secret, "body": body.encode(), "headers": headers})  # noqa: S102
+    assert capsys.readouterr().out == "job.succeeded j hello\n"
 
 
 def produce_with_librdkafka(bootstrap: str, topic: str, requests: dict[str, dict[str, object]]) -> dict[str, int]:
