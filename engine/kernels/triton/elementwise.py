@@ -89,7 +89,8 @@ def logit_stats(logits, argmax, logsumexp, logits_stride, size, BLOCK: tl.conste
         total = total * tl.exp(largest - base) + tl.sum(tl.exp(values - base), axis=0)
         largest = now
     tl.store(argmax + row, where.to(tl.int64))
-    tl.store(logsumexp + row, tl.where(total == 0.0, float("-inf"), largest + tl.log(total)))
+    logarithm = tl.log(tl.where(total == 0.0, 1.0, total))
+    tl.store(logsumexp + row, largest + logarithm)
 
 
 class Elementwise:

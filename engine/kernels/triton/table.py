@@ -15,7 +15,7 @@ NOT_MEASURED = "chosen by occupancy, not yet measured"
 
 # A step counts as prefill when its segments have more rows than this on average: what both sides of it can see.
 DECODE_ROWS = 16
-WIDE_INPUT = 4096
+WIDE_INPUT = 2048
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ EXPAND: dict[tuple[Phase, Architecture], ExpandBlocks] = {
     ("decode", 80): ExpandBlocks(16, 4, 16, 4, 2),
     ("decode", 90): ExpandBlocks(16, 4, 16, 4, 2),
     ("decode", 100): ExpandBlocks(16, 4, 16, 4, 2),
-    ("prefill", 80): ExpandBlocks(64, 2, 16, 4, 2),
+    ("prefill", 80): ExpandBlocks(64, 1, 16, 4, 2),
     ("prefill", 90): ExpandBlocks(64, 2, 16, 4, 2),
     ("prefill", 100): ExpandBlocks(64, 2, 16, 4, 2),
 }

@@ -1,0 +1,133 @@
+"""Every launch of one decode and one prefill step of a model, recorded without a device."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.kernels.layout import tile_bytes
+from engine.kernels.triton import TritonKernels
+from engine.kernels.triton.launch import Launch
+from engine.kernels.triton.table import Architecture
+from engine.kernels.types import AttentionBatch, KvCache, LoraBatch, LoraTables, PackedLinear
+
+TOKENS_PER_PAGE = 16
+STEPS = {"decode": (32, 1), "prefill": (4, 512)}
+RANK = 16
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a decoder of the Llama family."""
+
+    name: str
+    num_layers: int
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    inner: int
+    vocabulary: int
+    tied: bool = False
+
+    @property
+    def groups(self) -> dict[str, tuple[int, tuple[int, ...], int]]:
+        """(inputs, outputs of each projection, first projection) of every fused group."""
+        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return {
+            "qkv": (self.hidden, (q, kv, kv), 0),
+            "o": (q, (self.hidden,), 3),
+            "gate_up": (self.hidden, (self.inner, self.inner), 4),
+            "down": (self.inner, (self.hidden,), 6),
+        }
+
+    def page_bytes(self, dtype: torch.dtype) -> int:
+        """A page of TOKENS_PER_PAGE tokens, filled up to whole tiles as the engine does."""
+        tile = tile_bytes(dtype)
+        return -(-TOKENS_PER_PAGE * 2 * self.num_kv_heads * self.head_dim * dtype.itemsize // tile) * tile
+
+
+MODELS = (
+    ModelShape("SmolLM2-135M", 30, 576, 9, 3, 64, 1536, 49152, tied=True),
+    ModelShape("Llama-3-8B", 32, 4096, 32, 8, 128, 14336, 128256),
+    ModelShape("Qwen2.5-7B", 28, 3584, 28, 4, 128, 18944, 152064),
+)
+
+
+def launches(
+    model: ModelShape, architecture: Architecture, phase: str, dtype: torch.dtype = torch.bfloat16
+) -> list[Launch]:
+    """What one layer and the ends of the decoder start in a step, in order; nothing is computed."""
+    recorded: list[Launch] = []
+    kernels = TritonKernels(recorded.append, architecture)
+    num_sequences, tokens = STEPS[phase]
+    step = _Step(model, num_sequences * tokens, num_sequences, dtype)
+    ids = torch.empty(step.num_tokens, dtype=torch.int64, device="meta")
+    table = step.values(model.vocabulary, model.hidden)
+    kernels.embed(ids, PackedLinear(table, None, model.hidden, (model.vocabulary,), dtype), step.rows(model.hidden))
+    kernels.rms_norm(step.rows(model.hidden), step.weight(), 1e-5, step.rows(model.hidden))
+    for name, (inputs, outputs, projection) in model.groups.items():
+        kernels.lora_apply(step.rows(sum(outputs)), step.rows(inputs), outputs, step.lora(), 1, projection)
+        if name == "qkv":
+            _attend(kernels, step)
+        if name == "gate_up":
+            kernels.silu_mul(step.rows(2 * model.inner), step.rows(model.inner))
+    kernels.rms_norm(step.rows(model.hidden), step.weight(), 1e-5, step.rows(model.hidden), step.rows(model.hidden))
+    kernels.logit_stats(torch.empty(num_sequences, model.vocabulary, device="meta"))
+    return recorded
+
+
+def _attend(kernels: TritonKernels, step: "_Step") -> None:
+    model = step.model
+    qkv = step.rows((model.num_heads + 2 * model.num_kv_heads) * model.head_dim)
+    kv, batch = KvCache(step.pool(), model.num_kv_heads, model.head_dim), step.attention()
+    turn = torch.empty(4096, model.head_dim, device="meta")
+    kernels.rope_write_kv(qkv, kv, 1, batch, model.num_heads, turn)
+    out = step.rows(model.num_heads * model.head_dim)
+    kernels.paged_attention(qkv, kv, 1, batch, model.num_heads, model.head_dim**-0.5, out)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Tensors without memory; only the adapters' ranks, which the host reads, exist."""
+
+    model: ModelShape
+    num_tokens: int
+    num_sequences: int
+    dtype: torch.dtype
+
+    def values(self, *shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=self.dtype, device="meta")
+
+    def rows(self, width: int) -> Tensor:
+        return self.values(self.num_tokens, width)
+
+    def weight(self) -> Tensor:
+        return self.values(self.model.hidden)
+
+    def integers(self, *shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=torch.int32, device="meta")
+
+    def pool(self) -> Tensor:
+        shape = (self.model.num_layers, 4096, self.model.page_bytes(self.dtype))
+        return torch.empty(*shape, dtype=torch.uint8, device="meta")
+
+    def attention(self) -> AttentionBatch:
+        sequences = self.num_sequences
+        return AttentionBatch(self.integers(sequences, 100), self.integers(sequences + 1), self.integers(sequences))
+
+    def lora(self) -> LoraBatch:
+        layers, sequences = self.model.num_layers, self.num_sequences
+        parts = torch.full((sequences, layers, 7, 2), RANK, dtype=torch.int32)
+        scales = torch.empty(sequences, layers, 7, device="meta")
+        tables = LoraTables(self.pool(), self.integers(sequences, 100), parts, scales)
+        return LoraBatch(tables, self.integers(sequences + 1), self.integers(sequences))
+
+
+def all_launches(architecture: Architecture) -> Iterator[tuple[ModelShape, str, Launch]]:
+    """Every launch of every model in both phases, for one architecture's rows of the table."""
+    for model in MODELS:
+        for phase in STEPS:
+            for launch in launches(model, architecture, phase):
+                yield model, phase, launch

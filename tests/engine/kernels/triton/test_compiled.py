@@ -1,0 +1,84 @@
+"""What the compiler makes of the launches, read from machine code for GPUs that need not be here.
+
+By default only the launches with a product, for Llama-3-8B; all of the table by `make kernels-full`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.kernels.triton.compiled import Facts, read, table, variants, write_section
+from engine.kernels.triton.launch import Launch
+from engine.kernels.triton.shapes import MODELS, launches
+from engine.kernels.triton.table import (
+    ARCHITECTURES,
+    ATTENTION,
+    EXPAND,
+    SHRINK,
+    Architecture,
+    phase,
+    row_architecture,
+    width,
+)
+from tests.engine.kernels.triton.grid.device import FULL
+
+WITH_DOT = ("shrink", "expand", "attend")
+LLAMA = MODELS[1]
+
+
+def some(architecture: Architecture) -> Iterator[tuple[str, Launch]]:
+    """The first launch of every kernel with a product."""
+    for step in ("decode", "prefill"):
+        started = launches(LLAMA, architecture, step)
+        for name in WITH_DOT:
+            yield step, next(launch for launch in started if launch.name == name)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_nothing_spills_weights_are_read_16_bytes_at_a_time_and_products_use_tensor_cores(
+    architecture: Architecture,
+) -> None:
+    for step, launch in variants(architecture) if FULL else some(architecture):
+        facts = read(launch, architecture)
+        where = f"sm_{architecture} {step} {launch.name} {dict(launch.constants)}: {facts}"
+        assert facts.spills == 0, where
+        assert facts.occupancy > 0, where
+        if launch.name in WITH_DOT:
+            assert facts.weight_loads == {16}, where
+            assert facts.tensor_core, where
+
+
+def test_every_row_of_the_table_is_compiled() -> None:
+    """No row is for a case that none of the models' steps has."""
+    for architecture in ARCHITECTURES:
+        warps = {(step, launch.name): launch for step, launch in variants(architecture)}
+        for step in ("decode", "prefill"):
+            assert warps[step, "expand"].constants["BLOCK_M"] == EXPAND[step, architecture].block_m
+            assert warps[step, "attend"].constants["PARTITION"] == ATTENTION[step, architecture].partition
+            wanted = {SHRINK[step, w, architecture].split_k for w in ("narrow", "wide")}
+            found = {x.constants["SPLIT_K"] for s, x in variants(architecture) if (s, x.name) == (step, "shrink")}
+            assert found == wanted
+
+
+def test_shape_classes() -> None:
+    assert [row_architecture(c) for c in (80, 86, 89, 90, 100, 120)] == [80, 80, 80, 90, 100, 100]
+    with pytest.raises(AssertionError, match=r"7\.5 is too old"):
+        row_architecture(75)
+    assert phase(32, 32) == phase(33, 5) == "decode"
+    assert phase(2048, 32) == phase(17, 1) == "prefill"
+    assert (width(576), width(4096)) == ("narrow", "wide")
+
+
+def test_the_table_shows_the_worst_of_all_shapes() -> None:
+    launch = launches(LLAMA, 90, "decode")[0]
+    facts = [Facts(40, 0, 512, 0.5, frozenset({16}), "HMMA.16816"), Facts(80, 2, 256, 0.25, frozenset({4}), "")]
+    text = table(("decode", 90, launch, one) for one in facts)
+    assert text.splitlines()[2] == "| embed | decode | 90 | 2 | 4 | 80 | 2 | 512 | 0.25 | 4 B, 16 B | HMMA |"
+
+
+def test_a_section_is_replaced_between_its_marks(tmp_path: Path) -> None:
+    document = tmp_path / "kernels.md"
+    document.write_text("a\n<!-- x: begin -->\nold\n<!-- x: end -->\nb\n")
+    write_section(document, "x", "new")
+    assert document.read_text() == "a\n<!-- x: begin -->\nnew\n<!-- x: end -->\nb\n"
