@@ -87,10 +87,10 @@ ERROR_SENTENCES: dict[ErrorCode, str] = {
     ErrorCode.ADAPTER_LOAD_FAILED: "The adapter's files could not be fetched, verified or loaded.",
     ErrorCode.ADAPTER_LOAD_TIMEOUT: "The adapter did not arrive within the load timeout.",
     ErrorCode.PROMPT_TOO_LONG: "Prompt and max_tokens together exceed the model's context or the engine's memory.",
-    ErrorCode.LIMIT_EXCEEDED: "The tenant's limit leaves no room for this job.",
+    ErrorCode.LIMIT_EXCEEDED: "The tenant's limit leaves no room for this job (planned).",
     ErrorCode.DEADLINE_EXCEEDED: "The deadline passed before the job was started.",
     ErrorCode.TIMEOUT: "The job ran longer than its timeout_ms.",
-    ErrorCode.CANCELLED: "The job was cancelled on request.",
+    ErrorCode.CANCELLED: "The job was cancelled on request (planned).",
     ErrorCode.ENGINE_ERROR: "The engine failed on this job as often as its attempts allow.",
     ErrorCode.RESULT_TOO_LARGE: "The output is larger than LORAQ_MAX_RESULT_BYTES.",
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from services.errors import InputError, ServiceError
+from services.errors import ServiceError
 
 COMMANDS = {
     "up": ("services.localstack.commands:up", "Start the embedded stack: broker, PostgreSQL, S3."),
@@ -26,6 +26,9 @@ COMMANDS = {
     "demo": ("services.demo.commands:demo", "Show the whole product at work."),
     "bench": ("services.bench.commands:bench", "Measure speed on this machine."),
 }
+
+
+NEED_NO_STACK = ("up", "down", "demo")
 
 
 class LazyGroup(click.Group):
@@ -66,7 +69,8 @@ def main(arguments: list[str] | None = None) -> Any:
     except ServiceError as error:
         from services.settings import hint_without_stack  # settings are slow to import for a mere `--help`
 
-        hint = None if isinstance(error, InputError) else hint_without_stack()
+        command = next(iter(sys.argv[1:] if arguments is None else arguments), None)
+        hint = None if command in NEED_NO_STACK else hint_without_stack(error)
         print(f"loraq: {error}{f'; {hint}' if hint else ''}", file=sys.stderr)  # noqa: T201  # the one place that speaks for a failed command
         return sys.exit(1)
 

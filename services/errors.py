@@ -4,6 +4,7 @@ ServiceError
 ├── RetryableError        the infrastructure's fault: the same call may work later
 └── PermanentError        the same call will fail again
     ├── ConfigError       a setting is missing or wrong; names it
+    │   └── MissingSettingError   it is missing
     └── InputError        what a person or a record asked for is wrong; names the culprit and what to do
         └── JobError      fails one job, with its stable code
 """
@@ -25,6 +26,10 @@ class PermanentError(ServiceError):
 
 class ConfigError(PermanentError):
     """A setting is missing or wrong."""
+
+
+class MissingSettingError(ConfigError):
+    """A setting that is needed is not set."""
 
 
 class InputError(PermanentError):

@@ -27,7 +27,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from services import telemetry
-from services.errors import ConfigError, RetryableError, ServiceError
+from services.errors import ConfigError, ServiceError
 from services.settings import Settings, hint_without_stack
 from services.watchdog import LoopWatchdog
 
@@ -137,7 +137,7 @@ def run(process: str, settings: Settings, serve: Callable[[Lifecycle], Awaitable
     try:
         failure = asyncio.run(_live(process, settings, serve))
     except Exception as error:
-        hint = hint_without_stack() if isinstance(error, ConfigError | RetryableError) else None
+        hint = hint_without_stack(error)
         _log_error("Process failed", error, action="process_failed", **({"hint": hint} if hint else {}))
         raise SystemExit(1) from error
     finally:

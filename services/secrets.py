@@ -9,7 +9,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from pydantic import SecretStr
 
-from services.errors import ConfigError
+from services.errors import ConfigError, MissingSettingError
 
 KEY_BYTES = 32
 NONCE_BYTES = 12
@@ -54,7 +54,7 @@ def new_secret_key() -> str:
 
 def _key_of(secret_key: SecretStr | None) -> bytes:
     if secret_key is None:
-        raise ConfigError(f"LORAQ_SECRET_KEY is not set; {HOW_TO_MAKE}")
+        raise MissingSettingError(f"LORAQ_SECRET_KEY is not set; {HOW_TO_MAKE}")
     try:
         key = base64.b64decode(secret_key.get_secret_value(), validate=True)
     except (binascii.Error, ValueError) as error:

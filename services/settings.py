@@ -12,7 +12,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from schemas.common import NAME_PATTERN, Lane
-from services.errors import ConfigError
+from services.errors import ConfigError, MissingSettingError, RetryableError
 
 GIB = 1024**3
 MIB = 1024**2
@@ -182,8 +182,10 @@ def load_settings(**overrides: object) -> Settings:
         raise ConfigError(f"LORAQ_{field.upper()}: it is no JSON list; write it like {example}") from error
 
 
-def hint_without_stack() -> str | None:
-    """What to do, for a failure where nothing says how to reach the servers; None where something does."""
+def hint_without_stack(error: Exception) -> str | None:
+    """What to do where nothing says how to reach the servers and a command failed for that; None otherwise."""
+    if not isinstance(error, RetryableError | MissingSettingError):
+        return None
     if any(path.is_file() for path in ENV_FILES) or any(name in os.environ for name in WHERE):
         return None
     return f"there is no {STACK_ENV} in {Path.cwd()}: run `loraq up` here, or go where it was run"

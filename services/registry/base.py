@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import ModelError, model_fingerprint, read_model_config
-from services.errors import ConfigError
+from services.errors import ConfigError, MissingSettingError
 from services.settings import Settings
 
 FINGERPRINTED_SUFFIXES = (".json", ".safetensors")
@@ -35,7 +35,9 @@ class BaseModel:
 def load_base(settings: Settings) -> BaseModel:
     """Check LORAQ_BASE_MODEL and compute its fingerprint (blocking: reads every byte the first time)."""
     if settings.base_model is None:
-        raise ConfigError("LORAQ_BASE_MODEL is not set; it must be the Hugging Face directory of the base model")
+        raise MissingSettingError(
+            "LORAQ_BASE_MODEL is not set; it must be the Hugging Face directory of the base model"
+        )
     directory = settings.base_model.resolve()
     try:
         read_model_config(directory)
