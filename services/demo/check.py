@@ -1,6 +1,7 @@
 """What came of the demo's jobs: their rows, their webhooks, and whether the two agree."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,6 +23,12 @@ select j.tenant, j.job_id, j.adapter, j.adapter_version, j.state, j.error_code, 
 from loraq.jobs j
 left join loraq.results r using (accepted_on, tenant, job_id)
 join unnest($1::text[], $2::uuid[]) as wanted (tenant, job_id) using (tenant, job_id)
+"""
+FINISHED = """
+select adapter, count(*) as jobs
+from loraq.jobs join unnest($1::text[], $2::uuid[]) as wanted (tenant, job_id) using (tenant, job_id)
+where state in ('succeeded', 'failed', 'cancelled', 'expired')
+group by adapter
 """
 
 
@@ -73,6 +80,12 @@ class Verdict:
         )
 
 
+async def count_finished(connection: Connection, jobs: Sequence[Job]) -> Counter[str | None]:
+    """How many of these jobs have ended, by adapter."""
+    found = await connection.fetch(FINISHED, [job.tenant for job in jobs], [job.job_id for job in jobs])
+    return Counter({row["adapter"]: row["jobs"] for row in found})
+
+
 async def read_rows(connection: Connection, jobs: Sequence[Job]) -> list[Row]:
     """Every row of these jobs; two of one job would both be here."""
     found = await connection.fetch(OUTCOMES, [job.tenant for job in jobs], [job.job_id for job in jobs])
@@ -81,7 +94,9 @@ async def read_rows(connection: Connection, jobs: Sequence[Job]) -> list[Row]:
 
 def judge(jobs: Sequence[Job], rows: Sequence[Row], webhooks: Mapping[str, Iterable[ReceivedWebhook]]) -> Verdict:
     """Compare what was asked for with what came. `webhooks` are those that each tenant received, bad ones too."""
-    rows_of = {job.key: [row for row in rows if (row.tenant, row.job_id) == job.key] for job in jobs}
+    rows_of: dict[JobKey, list[Row]] = {job.key: [] for job in jobs}
+    for row in rows:
+        rows_of[row.tenant, row.job_id].append(row)
     problems = [problem for job in jobs for problem in _row_problems(job, rows_of[job.key])]
     verified: set[JobKey] = set()
     for tenant, received in webhooks.items():

@@ -1,10 +1,12 @@
 """The demo's own processes: registrar, worker and dispatcher, as an operator starts them."""
 
 import asyncio
+import json
 import sys
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -13,7 +15,8 @@ from services.localstack.running import read_running, supervisor_pid
 from services.localstack.servers import Server, ServerError
 
 POLL_S = 0.1
-READY_TIMEOUT_S = 180.0
+# The first start of a worker on a machine compiles the kernels.
+READY_TIMEOUT_S = 300.0
 
 
 class LoraqProcess(Server):
@@ -48,20 +51,31 @@ class LoraqProcess(Server):
 
     def is_ready(self) -> bool:
         """Whether /readyz answers 200."""
-        if self.address is None:
-            return False
-        try:
-            with urllib.request.urlopen(f"{self.address}/readyz", timeout=2.0) as answer:  # noqa: S310  # loopback
-                return bool(answer.status == 200)
-        except OSError:
-            return False
+        return self.unready_because() is None
 
-    async def until_ready(self) -> None:
-        """Wait for it without blocking the loop; raises ServerError with the end of its log."""
+    def unready_because(self) -> str | None:
+        """What /readyz says against it; None when it is ready."""
+        if self.address is None:
+            return "starting"
+        try:
+            with urllib.request.urlopen(f"{self.address}/readyz", timeout=2.0):  # noqa: S310  # loopback
+                return None
+        except urllib.error.HTTPError as refusal:
+            with refusal:
+                reasons = json.load(refusal)["reasons"]
+            return ", ".join(why if part == "process" else f"{part} {why}" for part, why in reasons.items())
+        except OSError:
+            return "not answering"
+
+    async def until_ready(self, tell: Callable[[str], None]) -> None:
+        """Wait for it without blocking the loop, telling why; raises ServerError with the end of its log."""
         give_up_at = time.monotonic() + READY_TIMEOUT_S
-        while not await asyncio.to_thread(self.check_ready):
+        while (reason := await asyncio.to_thread(self.unready_because)) is not None:
+            tell(reason)
+            self.check_alive()
             if time.monotonic() > give_up_at:
-                raise ServerError(f"{self.name} was not ready after {READY_TIMEOUT_S:g} s; {self._log_tail()}")
+                problem = f"{self.name} was not ready after {READY_TIMEOUT_S:g} s ({reason})"
+                raise ServerError(f"{problem}; {self._log_tail()}")
             await asyncio.sleep(POLL_S)
 
     def check_alive(self) -> None:

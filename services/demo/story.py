@@ -95,8 +95,7 @@ class Story:
         return Told(jobs, rows, verdict, pushed, sql, summary, seconds)
 
     async def _until_ready(self, process: LoraqProcess) -> None:
-        self.steps.now(process.name, "starting")
-        await process.until_ready()
+        await process.until_ready(lambda reason: self.steps.now(process.name, reason))
         self.steps.done(process.name, f"{process.address}/metrics")
 
     async def _tenants(self, pool: Pool) -> dict[str, str]:

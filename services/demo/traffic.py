@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from schemas.common import Lane
 from services.database import Pool, transaction
-from services.demo.check import Row, Verdict, judge, read_rows
+from services.demo.check import Row, Verdict, count_finished, judge, read_rows
 from services.demo.plan import Job
 from services.producer import JobProducer
 from services.settings import Settings
@@ -34,6 +34,10 @@ class Arrived:
         """Rises with everything that happens."""
         return self.finished.total() + self.webhooks
 
+    def is_all_of(self, num_jobs: int) -> bool:
+        """Whether every job has ended and sent its webhook."""
+        return self.finished.total() >= num_jobs and self.webhooks >= num_jobs
+
 
 @asynccontextmanager
 async def receivers(secrets: Mapping[str, str]) -> AsyncIterator[Receivers]:
@@ -55,21 +59,15 @@ async def follow(
     """Watch until every job has ended and sent its webhook, or nothing has happened for STALLED_AFTER_S seconds."""
     last, stalled_at = -1, time.monotonic() + STALLED_AFTER_S
     while True:
-        async with transaction(pool, "read the demo's jobs") as connection:
-            rows = await read_rows(connection, jobs)
-        arrived = _arrived(rows, to)
+        async with transaction(pool, "count the demo's jobs") as connection:
+            finished = await count_finished(connection, jobs)
+        arrived = Arrived(finished, sum(len(receiver.verified) for receiver in to.values()))
         on_progress(arrived)
         if arrived.total != last:
             last, stalled_at = arrived.total, time.monotonic() + STALLED_AFTER_S
-        if _is_complete(arrived, len(jobs)) or time.monotonic() > stalled_at:
-            return rows, judge(jobs, rows, {tenant: receiver.received for tenant, receiver in to.items()})
+        if arrived.is_all_of(len(jobs)) or time.monotonic() > stalled_at:
+            break
         await asyncio.sleep(POLL_S)
-
-
-def _arrived(rows: Sequence[Row], to: Receivers) -> Arrived:
-    finished = Counter(row.adapter for row in rows if row.is_terminal)
-    return Arrived(finished, sum(len(receiver.verified) for receiver in to.values()))
-
-
-def _is_complete(arrived: Arrived, num_jobs: int) -> bool:
-    return arrived.finished.total() >= num_jobs and arrived.webhooks >= num_jobs
+    async with transaction(pool, "read the demo's rows") as connection:
+        rows = await read_rows(connection, jobs)
+    return rows, judge(jobs, rows, {tenant: receiver.received for tenant, receiver in to.items()})

@@ -1,7 +1,6 @@
 """`loraq demo` as a newcomer runs it: the whole of it, and how it ends when something goes wrong."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -83,15 +82,21 @@ def test_the_whole_demo(tmp_path: Path, base_model_dir: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_another_base_model_uses_the_adapters_that_fit_it(tmp_path: Path) -> None:
+def test_another_base_model_takes_the_adapters_that_fit_and_is_kept_until_interrupted(tmp_path: Path) -> None:
     base = tiny_llama(tmp_path / "tiny")
-    with demo(tmp_path, "--base-model", str(base), "--jobs", "4", "--json") as running:
-        output, _ = running.communicate(timeout=PATIENCE_S)
-    told = json.loads(output)
-    assert running.returncode == 0
+    with demo(tmp_path, "--base-model", str(base), "--jobs", "4", "--json", "--keep") as running:
+        assert running.stdout is not None
+        told = json.loads(running.stdout.readline())
+        assert wait_for_process(tmp_path, "worker").is_running()
+        running.send_signal(signal.SIGINT)
+        assert running.stdout.read() == ""
+        assert running.wait(PATIENCE_S) == 0
     assert (told["succeeded"], told["lost"], told["rows"], told["webhooks_verified"]) == (4, 0, 4, 4)
     assert [line["adapter"] for line in told["adapters"]] == ["base"]
-    assert "pirate does not fit the base model and is left out" in (tmp_path / "stderr").read_text()
+    said = (tmp_path / "stderr").read_text()
+    assert "pirate does not fit the base model and is left out" in said
+    assert said.splitlines()[-1] == "demo: 4 jobs, 4 succeeded, 0 lost, 4 rows, 4 webhooks verified"
+    assert_nothing_is_left(tmp_path)
 
 
 @pytest.mark.timeout(600)
@@ -108,12 +113,11 @@ def test_a_process_that_dies_is_named_with_the_end_of_its_log(tmp_path: Path) ->
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_demo_ends_everything(tmp_path: Path, number: signal.Signals) -> None:
+def test_an_interrupted_demo_ends_everything(tmp_path: Path) -> None:
     base = tiny_llama(tmp_path / "tiny")
     with demo(tmp_path, "--base-model", str(base), "--jobs", "10000") as running:
         wait_for_process(tmp_path, "worker")
-        os.kill(running.pid, number)
+        running.send_signal(signal.SIGINT)
         output, _ = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 130
     assert output.splitlines()[-1] == "Interrupted; everything that the demo started has ended."
