@@ -56,6 +56,16 @@ def engine_config(settings: Settings) -> EngineConfig:
         raise ConfigError(f"the engine cannot be configured: {error}") from error
 
 
+async def first_of(*events: asyncio.Event) -> None:
+    """Return once any of the events is set."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
 def worker_name(settings: Settings) -> str:
     """The worker's name in rows and logs."""
     return settings.worker_id or f"{socket.gethostname()}-{os.getpid()}"
@@ -91,6 +101,7 @@ class Worker:
         self.persistence = Persistence(life.health, self._on_database)
         self.backlog = Backlog[Job](2 * (settings.max_backlog_jobs + len(settings.lanes)))
         spec = EngineSpec(engine_config(settings), engine_factory, settings.engine_start_timeout_s)
+        self._engine_up = asyncio.Event()
         self.engine = EngineBridge(spec, Listener(self._on_engine_up, self._on_done, self._on_engine_lost))
         self.adapters = Adapters(
             stager,
@@ -141,6 +152,7 @@ class Worker:
 
     def _on_engine_up(self) -> None:
         self._life.health.set("engine", None)
+        self._engine_up.set()
         self.runner.up()
 
     def _on_engine_lost(self, reason: str) -> None:
@@ -167,11 +179,20 @@ class Worker:
         self.leases.surrender(job)
 
     async def run(self) -> None:
-        """Serve until `life.stop`, then drain."""
+        """Serve until `life.stop`, then drain. No partition is taken before the engine has been up once."""
         life = self._life
         life.health.set("engine", "starting")
-        life.health.set("kafka", "joining the group")
+        life.health.set("kafka", "waits for the engine")
         life.background("engine", self.engine.run(), endless=True)
+        await first_of(self._engine_up, life.stop)
+        if not life.stop.is_set():
+            life.health.set("kafka", "joining the group")
+            await self._serve()
+        else:
+            await life.end_tasks(0.0)
+
+    async def _serve(self) -> None:
+        life = self._life
         async with contextlib.AsyncExitStack() as stack:
             producer = kafka.dead_letter_producer(self._settings)
             with kafka.errors_translated(self._settings):

@@ -44,3 +44,7 @@ def faulty_engine(config: EngineConfig) -> FaultyEngine:
 
 def broken_engine(config: EngineConfig) -> FaultyEngine:
     raise EngineError(f"the model {config.model} cannot be used")
+
+
+def stillborn_engine(config: EngineConfig) -> FaultyEngine:
+    raise RuntimeError("no device of this kind")

@@ -18,6 +18,7 @@ from tests.waiting import eventually
 
 FAULTY_ENGINE = "tests.integration.stub_engine:faulty_engine"
 BROKEN_ENGINE = "tests.integration.stub_engine:broken_engine"
+STILLBORN_ENGINE = "tests.integration.stub_engine:stillborn_engine"
 
 
 @dataclass
@@ -136,6 +137,12 @@ async def test_a_load_cut_short_by_the_engines_death_is_lost_not_failed(tmp_path
 async def test_an_engine_that_can_never_start_is_a_wrong_setting() -> None:
     with pytest.raises(ConfigError, match="the engine cannot start: the model none cannot be used"):
         await EngineBridge(spec(BROKEN_ENGINE), Heard().listener).run()
+
+
+async def test_an_engine_that_was_never_up_is_given_up() -> None:
+    heard = Heard()
+    with pytest.raises(ConfigError, match=r"did not start in 3 attempts; .*no device of this kind"):
+        await EngineBridge(spec(STILLBORN_ENGINE), heard.listener).run()
 
 
 PARENT = """
