@@ -10,6 +10,7 @@ from engine.kernels import Kernels
 from engine.sequence import Sequence as Running
 from engine.types import SamplingParams
 
+LARGEST_LOGIT = 1e30
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -62,7 +63,9 @@ def _choose(logits: torch.Tensor, rows: Sequence[Running]) -> list[int]:
     drawn = [index for index, row in enumerate(rows) if row.sampling.temperature > 0]
     if drawn:
         params = [rows[index].sampling for index in drawn]
-        scaled = logits[drawn] / _column([p.temperature for p in params], logits)
+        exact = logits[drawn].double()
+        exact -= exact.amax(dim=-1, keepdim=True)  # so that the least temperature leaves the likeliest token at 0
+        scaled = exact / _column([p.temperature for p in params], exact)
         uniform = torch.from_numpy(_uniforms([rows[index] for index in drawn])).to(logits.device)
         tokens[drawn] = _draw(scaled, params, uniform)
     chosen: list[int] = tokens.tolist()
@@ -76,7 +79,8 @@ def _apply_penalties(logits: torch.Tensor, rows: Sequence[Running]) -> None:
         if p.repetition_penalty != 1.0:
             seen = torch.tensor(sorted({*row.prompt_ids, *row.output_ids}), device=logits.device)
             values = logits[index, seen]
-            logits[index, seen] = torch.where(values > 0, values / p.repetition_penalty, values * p.repetition_penalty)
+            values = torch.where(values > 0, values / p.repetition_penalty, values * p.repetition_penalty)
+            logits[index, seen] = values.clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
         if (p.presence_penalty or p.frequency_penalty) and row.output_ids:
             tokens, counts = np.unique(np.asarray(row.output_ids), return_counts=True)
             penalty = p.presence_penalty + p.frequency_penalty * torch.from_numpy(counts).to(logits)

@@ -5,6 +5,7 @@ Features that the engine does not implement are refused by name.
 
 import json
 import math
+import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from engine.model.config import LINEAR_PROJECTIONS
 
 MAX_RANK = 512
 MAX_CONFIG_BYTES = 1024**2
+MAX_ALPHA = 1_000_000
 
 # Fields that change what an adapter computes in ways the engine does not implement, each with the name users know.
 UNSUPPORTED = {
@@ -128,8 +130,9 @@ def _rank(field: str, value: object) -> int:
 
 
 def _alpha(field: str, value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise AdapterError(f"{field} is {value!r}; it must be a finite number")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not -MAX_ALPHA <= value <= MAX_ALPHA:
+        raise AdapterError(f"{field} is {reprlib.repr(value)}; it must be a number of at most {MAX_ALPHA} either way")
     return float(value)
 
 

@@ -59,6 +59,20 @@ MIX = [
 ]
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 5e-324},
+        {"temperature": 1e-45},
+        {"temperature": 1.0, "repetition_penalty": 1e-308},
+        {"temperature": 10.0, "repetition_penalty": 10.0, "top_p": 1e-300, "min_p": 1.0},
+    ],
+)
+def test_the_most_extreme_parameters_still_choose_a_token(sampling: dict[str, float]) -> None:
+    rows = [row(SamplingParams(**sampling), tuple(range(VOCABULARY)), seed=i) for i in range(20)]  # type: ignore[arg-type]
+    assert all(0 <= token < VOCABULARY for token in tokens(logits(20), rows))
+
+
 def test_a_row_is_sampled_the_same_in_any_batch() -> None:
     values = logits(len(MIX))
     rows = [row(p, output=(3, 3, 4), seed=100 + i) for i, p in enumerate(MIX)]
