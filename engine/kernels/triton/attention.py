@@ -9,12 +9,11 @@ from torch import Tensor
 
 from engine.kernels.triton.launch import Launch, Runner, Scratch
 from engine.kernels.triton.plan import Plans
-from engine.kernels.triton.table import ATTENTION, ROWS, Architecture, AttentionBlocks, phase
+from engine.kernels.triton.table import ATTENTION, MIN_DOT, ROWS, Architecture, AttentionBlocks, phase, rows
 from engine.kernels.triton.tiles import dot_narrow, dot_shares, rounded
 from engine.kernels.types import AttentionBatch, KvCache
 
 LOG2_E = math.log2(math.e)
-MIN_DOT = 16
 
 
 @triton.jit(do_not_specialize=["table_stride", "window", "num_parts"])
@@ -74,10 +73,10 @@ def attend(
         high = tl.minimum(high, (part + 1) * PARTITION)
     low = low // BLOCK_C * BLOCK_C
 
-    rows = tl.arange(0, BLOCK_Q * BLOCK_G)
-    tokens = start + rows // BLOCK_G
-    heads = kv_head * GROUP + rows % BLOCK_G
-    live = (tokens < end) & (rows % BLOCK_G < GROUP)
+    m = tl.arange(0, BLOCK_Q * BLOCK_G)
+    tokens = start + m // BLOCK_G
+    heads = kv_head * GROUP + m % BLOCK_G
+    live = (tokens < end) & (m % BLOCK_G < GROUP)
     seen_to = past + tokens
     d = tl.arange(0, BLOCK_D)
     q_cells = q + tokens.to(tl.int64)[:, None] * q_stride + (heads * HEAD_DIM)[:, None] + d[None, :]
@@ -188,7 +187,8 @@ class Attention:
         blocks = ATTENTION[phase(len(q), len(batch.context_lens)), self._architecture]
         group, tokens_per_page = num_heads // kv.num_kv_heads, page_tokens(kv, q.dtype)
         block_g = triton.next_power_of_2(group)
-        block_q = max(blocks.block_m // block_g, 1) if blocks.partition == 0 else 1
+        block_d = max(triton.next_power_of_2(kv.head_dim), MIN_DOT)
+        block_q = max(rows(blocks.block_m, q.dtype.itemsize) // block_g, 1) if blocks.partition == 0 else 1
         block_g = max(block_g, MIN_DOT // block_q)
         reach = batch.block_tables.shape[1] * tokens_per_page
         parts = -(-reach // blocks.partition) if blocks.partition else 1
@@ -206,8 +206,8 @@ class Attention:
             "TOKENS_PER_PAGE": tokens_per_page,
             "BLOCK_Q": block_q,
             "BLOCK_G": block_g,
-            "BLOCK_C": blocks.block_c,
-            "BLOCK_D": max(triton.next_power_of_2(kv.head_dim), MIN_DOT),
+            "BLOCK_C": blocks.keys_of(block_d * q.dtype.itemsize),
+            "BLOCK_D": block_d,
             "PARTITION": blocks.partition,
         }
         grid = (work.capacity, kv.num_kv_heads, parts)

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.kernels.layout import column_tiles, tile_bytes
 from engine.kernels.triton.launch import Launch, Runner, Scratch, version
 from engine.kernels.triton.plan import Plans
-from engine.kernels.triton.table import EXPAND, SHRINK, Architecture, ShrinkBlocks, phase, width
+from engine.kernels.triton.table import EXPAND, SHRINK, Architecture, ShrinkBlocks, phase, rows, width
 from engine.kernels.triton.tiles import dot_exact, dot_narrow, load_tiles, rounded
 from engine.kernels.types import LoraBatch
 
@@ -72,8 +72,8 @@ def shrink(
         for tile in range(begin, tl.minimum(begin + per_split, across), TILES_K):
             a = load_tiles(pool, page_row, first, ranks, rank, tile, across, TILES_K, TILES_PER_PAGE)
             k = tile * 64 + tl.arange(0, TILES_K * 64)
-            rows = tl.load(x_rows + k[None, :], mask=live[:, None] & (k < in_features)[None, :], other=0.0)
-            acc = dot_narrow(rows, tl.trans(a), acc)
+            x_tile = tl.load(x_rows + k[None, :], mask=live[:, None] & (k < in_features)[None, :], other=0.0)
+            acc = dot_narrow(x_tile, tl.trans(a), acc)
         tl.store(h_rows + ranks[None, :], acc, mask=live[:, None] & (ranks < rank)[None, :])
 
 
@@ -194,7 +194,8 @@ class Lora:
 
     def _shrink(self, x: Tensor, h: Tensor, group: LoraProduct, blocks: ShrinkBlocks) -> None:
         tables, count = group.lora.tables, len(group.out_features)
-        work = self._plans.get(group.lora.segments, group.lora.segment_slots, len(x), blocks.block_m)
+        block_m = rows(blocks.block_m, x.dtype.itemsize)
+        work = self._plans.get(group.lora.segments, group.lora.segment_slots, len(x), block_m)
         arguments = (
             *(x, pages_of_layer(tables.pool, group.layer, x.dtype), tables.adapter_pages, tables.parts, work.items, h),
             *(x.stride(0), x.shape[1], *_table_strides(group), group.rank_bound),
@@ -202,7 +203,7 @@ class Lora:
         constants = {
             "NUM_PROJECTIONS": count,
             "TILES_PER_PAGE": tables.pool.shape[2] // tile_bytes(x.dtype),
-            "BLOCK_M": blocks.block_m,
+            "BLOCK_M": block_m,
             "TILES_K": blocks.tiles_k,
             "BLOCK_R": blocks.block_r,
             "SPLIT_K": blocks.split_k,
@@ -214,7 +215,8 @@ class Lora:
     def _expand(self, y: Tensor, x: Tensor, h: Tensor, group: LoraProduct, shrunk: ShrinkBlocks) -> None:
         tables, sizes = group.lora.tables, group.out_features
         blocks = EXPAND[phase(len(x), len(group.lora.segment_slots)), self._architecture]
-        work = self._plans.get(group.lora.segments, group.lora.segment_slots, len(x), blocks.block_m)
+        block_m = rows(blocks.block_m, x.dtype.itemsize)
+        work = self._plans.get(group.lora.segments, group.lora.segment_slots, len(x), block_m)
         n0, n1, n2 = (*sizes, 0, 0)[:MAX_PROJECTIONS]
         arguments = (
             *(y, h, pages_of_layer(tables.pool, group.layer, x.dtype), tables.adapter_pages, tables.parts),
@@ -223,7 +225,7 @@ class Lora:
         constants = {
             "NUM_PROJECTIONS": len(sizes),
             "TILES_PER_PAGE": tables.pool.shape[2] // tile_bytes(x.dtype),
-            "BLOCK_M": blocks.block_m,
+            "BLOCK_M": block_m,
             "TILES_N": blocks.tiles_n,
             "BLOCK_R": blocks.block_r,
             "SPLIT_K": shrunk.split_k,

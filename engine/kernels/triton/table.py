@@ -16,6 +16,9 @@ NOT_MEASURED = "chosen by occupancy, not yet measured"
 # A step counts as prefill when its segments have more rows than this on average: what both sides of it can see.
 DECODE_ROWS = 16
 WIDE_INPUT = 2048
+KEY_BYTES = 256
+FLOAT32_BYTES = 4
+MIN_DOT = 16  # the least size of a side that a product on tensor cores takes
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,10 @@ class ExpandBlocks:
 
 @dataclass(frozen=True)
 class AttentionBlocks:
-    """Query rows (tokens times heads of a group) and keys of a block; keys per part of the context, 0 = all at once."""
+    """Query rows (tokens times heads of a group) and keys of a block; keys per part of the context, 0 = all at once.
+
+    `block_c` is for keys of up to 256 bytes; longer ones are taken fewer at a time, so that a block fits its memory.
+    """
 
     block_m: int
     block_c: int
@@ -54,6 +60,10 @@ class AttentionBlocks:
     num_warps: int
     num_stages: int
     measured: str = NOT_MEASURED
+
+    def keys_of(self, key_bytes: int) -> int:
+        """Keys of a block when one has that many bytes, a power of two."""
+        return max(self.block_c * KEY_BYTES // max(key_bytes, KEY_BYTES), MIN_DOT)
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,7 @@ ATTENTION: dict[tuple[Phase, Architecture], AttentionBlocks] = {
     ("decode", 80): AttentionBlocks(16, 32, 256, 4, 3),
     ("decode", 90): AttentionBlocks(16, 32, 256, 4, 3),
     ("decode", 100): AttentionBlocks(16, 32, 256, 4, 3),
-    ("prefill", 80): AttentionBlocks(64, 32, 0, 4, 2),
+    ("prefill", 80): AttentionBlocks(64, 16, 0, 4, 2),
     ("prefill", 90): AttentionBlocks(64, 64, 0, 4, 2),
     ("prefill", 100): AttentionBlocks(64, 64, 0, 4, 2),
 }
@@ -119,6 +129,11 @@ def row_architecture(capability: int) -> Architecture:
 def phase(num_rows: int, num_segments: int) -> Phase:
     """What kind of step this is by the only numbers that the host knows."""
     return "prefill" if num_rows > DECODE_ROWS * num_segments else "decode"
+
+
+def rows(block_m: int, itemsize: int) -> int:
+    """A block's rows for values of that many bytes: fp32 products run on CUDA cores, where large blocks would spill."""
+    return block_m if itemsize < FLOAT32_BYTES else MIN_DOT
 
 
 def width(in_features: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.kernels.triton.compiled import Facts, read, table, variants, write_section
 from engine.kernels.triton.launch import Launch
@@ -24,15 +25,21 @@ from engine.kernels.triton.table import (
 from tests.engine.kernels.triton.grid.device import FULL
 
 WITH_DOT = ("shrink", "expand", "attend")
-LLAMA = MODELS[1]
+_, LLAMA, QWEN = MODELS
+
+
+def first(name: str, started: list[Launch]) -> Launch:
+    return next(launch for launch in started if launch.name == name)
 
 
 def some(architecture: Architecture) -> Iterator[tuple[str, Launch]]:
-    """The first launch of every kernel with a product."""
+    """The first launch of every kernel with a product; Qwen's groups of seven heads; fp16, whose expand is its own."""
     for step in ("decode", "prefill"):
         started = launches(LLAMA, architecture, step)
         for name in WITH_DOT:
-            yield step, next(launch for launch in started if launch.name == name)
+            yield step, first(name, started)
+    yield "prefill", first("attend", launches(QWEN, architecture, "prefill"))
+    yield "decode", first("expand", launches(LLAMA, architecture, "decode", torch.float16))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -47,6 +54,17 @@ def test_nothing_spills_weights_are_read_16_bytes_at_a_time_and_products_use_ten
         if launch.name in WITH_DOT:
             assert facts.weight_loads == {16}, where
             assert facts.tensor_core, where
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES if FULL else ARCHITECTURES[:1])
+def test_float32_compiles_and_fits(architecture: Architecture) -> None:
+    """It is there to be exact, on CUDA cores; nothing is said of its speed."""
+    for step in ("decode", "prefill"):
+        started = launches(MODELS[0], architecture, step, torch.float32)
+        for name in WITH_DOT:
+            facts = read(first(name, started), architecture)
+            assert facts.occupancy > 0
+            assert facts.weight_loads == {16}
 
 
 def test_every_row_of_the_table_is_compiled() -> None:

@@ -70,6 +70,13 @@ def rope_table(positions: int, rotary_dim: int) -> Tensor:
     return torch.cat([angles.cos(), angles.sin()], dim=1).contiguous()
 
 
+def test_in_decode_a_token_is_the_same_alone_and_beside_longer_sequences(kernels: OnDevice) -> None:
+    together, alone = sequences([(40, 1), (300, 1)], BF16), sequences([(40, 1)], BF16)
+    q = queries(together, BF16)
+    both = attend(kernels, together, q, BF16)
+    assert torch.equal(attend(kernels, alone, q[:1], BF16)[0], both[0])
+
+
 ROPE = [(64, 64), (64, 32), (24, 24), (128, 0)]
 
 

@@ -125,3 +125,15 @@ def test_tables_without_adapters_and_empty_steps_change_nothing(kernels: OnDevic
     kernels.lora_apply(y, random_matrix(2, 64, FP32, 1), (64,), nothing, LAYER, 3)
     kernels.lora_apply(y[:0], y[:0], (64,), step(shapes, FP32, []), LAYER, 3)
     assert torch.equal(y, before)
+
+
+def test_in_decode_a_token_is_the_same_alone_and_in_any_mix(kernels: OnDevice) -> None:
+    shapes, slots = SHAPES["64"], slots_by_popularity("uniform", 24, NUM_SLOTS)
+    tables = adapter_tables(MIXED_RANKS, shapes, BF16)
+    x = random_matrix(24, 64, BF16, 5)
+    mixed = torch.zeros(24, 64, dtype=BF16)
+    kernels.lora_apply(mixed, x, (64,), lora_batch(tables, slots), LAYER, 3)
+    for token in (0, 7, 15, 23):
+        alone = torch.zeros(1, 64, dtype=BF16)
+        kernels.lora_apply(alone, x[token : token + 1], (64,), lora_batch(tables, slots[token : token + 1]), LAYER, 3)
+        assert torch.equal(alone[0], mixed[token])
