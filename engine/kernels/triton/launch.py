@@ -56,8 +56,8 @@ def device_architecture() -> int:
 
 
 def version(tensor: Tensor) -> int:
-    """Goes up whenever torch writes the tensor in place."""
-    return tensor._version  # noqa: SLF001 - torch documents it under this name and offers no other
+    """Goes up whenever torch writes the tensor in place; torch keeps no count of tensors made in inference mode."""
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 - torch documents it under this name and offers no other
 
 
 class Scratch:

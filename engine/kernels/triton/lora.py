@@ -17,6 +17,7 @@ from engine.kernels.types import LoraBatch
 
 MAX_PROJECTIONS = 3
 RANK_STEP = 16
+TABLES_KEPT = 8  # the layers' and the edges' tables take turns within a step
 
 
 @triton.jit(do_not_specialize=["pages_stride", "parts_stride", "parts_row"])
@@ -241,14 +242,18 @@ class RankBound:
     """
 
     def __init__(self) -> None:
-        self._known: tuple[Tensor, int, int] | None = None
+        self._known: dict[int, tuple[Tensor, int, int]] = {}
 
     def of(self, parts: Tensor) -> int:
         """The largest padded rank, rounded up to 16; 0 when no adapter has any projection."""
-        if self._known is None or self._known[0] is not parts or self._known[1] != version(parts):
+        assert not parts.is_inference(), "a table made in inference mode does not show when it is written"
+        known = self._known.get(id(parts))
+        if known is None or known[1] != version(parts):
+            if len(self._known) >= TABLES_KEPT:
+                self._known.clear()
             largest = int(parts[..., 1].max()) if parts.numel() else 0
-            self._known = (parts, version(parts), -(-largest // RANK_STEP) * RANK_STEP)
-        return self._known[2]
+            known = self._known[id(parts)] = parts, version(parts), -(-largest // RANK_STEP) * RANK_STEP
+        return known[2]
 
 
 def pages_of_layer(pool: Tensor, layer: int, dtype: torch.dtype) -> Tensor:

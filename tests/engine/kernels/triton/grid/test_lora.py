@@ -9,6 +9,7 @@ from torch import Tensor
 from engine.kernels import LoraBatch, reference
 from engine.kernels.accuracy import TOLERANCE, error
 from engine.kernels.layout import padded_rank
+from engine.kernels.triton.lora import RankBound
 from tests.engine.kernels.cases import (
     GROUPS,
     MIXED_RANKS,
@@ -137,3 +138,15 @@ def test_in_decode_a_token_is_the_same_alone_and_in_any_mix(kernels: OnDevice) -
         alone = torch.zeros(1, 64, dtype=BF16)
         kernels.lora_apply(alone, x[token : token + 1], (64,), lora_batch(tables, slots[token : token + 1]), LAYER, 3)
         assert torch.equal(alone[0], mixed[token])
+
+
+def test_a_larger_rank_in_a_table_that_was_written_in_place_is_seen(kernels: OnDevice) -> None:
+    shapes = SHAPES["64"]
+    small, large = (adapter_tables([(0, 0, 0, rank, 0, 0, 0)], shapes, FP32) for rank in (8, 40))
+    bound = RankBound()
+    parts = small.parts.to(kernels.device)
+    assert bound.of(parts) == 16
+    with torch.inference_mode():
+        parts.copy_(large.parts)
+    assert bound.of(parts) == 48
+    assert bound.of(small.parts) == 16
