@@ -130,8 +130,7 @@ def _rank(field: str, value: object) -> int:
 
 
 def _alpha(field: str, value: object) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not -MAX_ALPHA <= value <= MAX_ALPHA:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not -MAX_ALPHA <= value <= MAX_ALPHA:
         raise AdapterError(f"{field} is {reprlib.repr(value)}; it must be a number of at most {MAX_ALPHA} either way")
     return float(value)
 
