@@ -24,7 +24,7 @@ FOLLOW_PIP = pip_setting() { $(BIN)/python -m pip config get global.$$1 2>/dev/n
 	mirror="$${PIP_INDEX_URL:-$$(pip_setting index-url)}"; \
 	if [ -n "$$mirror" ] && [ -z "$${UV_DEFAULT_INDEX:-}$${UV_INDEX_URL:-}" ]; then export UV_DEFAULT_INDEX="$$mirror"; fi
 
-.PHONY: help demo test lint fmt bench adapters up down reference requirements clean
+.PHONY: help demo test lint fmt bench adapters kernels-full gpu-check up down reference requirements clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -57,6 +57,14 @@ bench: $(VENV)/.local ## measure the engine; BENCH="engine --distinct 0 --json" 
 # Threads that spin while they wait for each other make a machine that does something else as well many times slower.
 adapters: $(VENV)/.dev ## train the example adapters anew and score them (about ten minutes on two cores)
 	OMP_WAIT_POLICY=passive $(BIN)/python docs/examples/adapters/train.py
+
+kernels-full: $(VENV)/.dev ## the CUDA kernels in full: every case in the interpreter, every launch compiled (half an hour)
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 KERNEL_GRID=full $(BIN)/python -m pytest -q --timeout 300 tests/engine/kernels/triton/grid
+	KERNEL_GRID=full $(BIN)/python -m pytest -q --timeout 3600 tests/engine/kernels/triton/test_compiled.py
+
+# No environment of our own: on a GPU machine this takes the Python that is there, with the packages it has.
+gpu-check: ## check and measure the CUDA kernels on this machine's GPU; exit code 2 where there is none
+	@"$${PYTHON:-python3}" -m engine.kernels.triton.gpu_check
 
 reference: $(VENV)/.dev ## write docs/reference, docs/configuration.md and docs/errors.md from the code
 	$(BIN)/python -m schemas.export docs/reference
