@@ -1,5 +1,6 @@
 """The engine's benchmark: a workload that depends on its numbers alone, so that token ids can be compared too."""
 
+import os
 import platform
 import random
 import resource
@@ -34,6 +35,7 @@ class EngineReport:
     """Medians over the runs; times in seconds, memory in MB of 10^6 bytes. `wall_all_s` shows how much runs differ.
 
     `first_token_s` is the mean over requests, `first_token_max_s` the largest. Warm and cold are of one lone request.
+    `load_average` is the machine's over the last minute of the runs: above `threads`, others have slowed them.
     """
 
     output_tokens_per_s: float
@@ -55,6 +57,7 @@ class EngineReport:
     wall_all_s: list[float]
     warm_first_token_s: float | None
     cold_first_token_s: float | None
+    load_average: float
     machine: str
 
 
@@ -122,6 +125,7 @@ def run_engine(config: EngineConfig, workload: Workload, adapters: Sequence[Path
         wall_all_s=[round(run.wall_s, 3) for run in runs],
         warm_first_token_s=warm,
         cold_first_token_s=cold,
+        load_average=round(os.getloadavg()[0], 2),
         machine=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
     )
 
