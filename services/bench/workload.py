@@ -107,7 +107,7 @@ def run_engine(config: EngineConfig, workload: Workload, adapters: Sequence[Path
     wall_s = statistics.median(run.wall_s for run in runs)
     return EngineReport(
         output_tokens_per_s=round(workload.requests * workload.new_tokens / wall_s, 2),
-        wall_s=round(wall_s, 4),
+        wall_s=round(wall_s, 6),
         first_token_s=round(statistics.median(statistics.mean(run.first_token_s) for run in runs), 4),
         first_token_max_s=round(statistics.median(max(run.first_token_s) for run in runs), 4),
         peak_rss_mb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, 1),
