@@ -183,31 +183,30 @@ class Worker:
         life = self._life
         life.health.set("engine", "starting")
         life.health.set("kafka", "waits for the engine")
-        life.background("engine", self.engine.run(), endless=True)
-        await first_of(self._engine_up, life.stop)
-        if not life.stop.is_set():
-            life.health.set("kafka", "joining the group")
-            await self._serve()
-        else:
-            await life.end_tasks(0.0)
-
-    async def _serve(self) -> None:
-        life = self._life
         async with contextlib.AsyncExitStack() as stack:
-            producer = kafka.dead_letter_producer(self._settings)
-            with kafka.errors_translated(self._settings):
-                await producer.start()
-            stack.push_async_callback(producer.stop)
-            await self.consumer.start()
             stack.push_async_callback(self.consumer.stop)
             stack.push_async_callback(self.adapters.close)
             stack.push_async_callback(life.end_tasks, 0.0)
-            for name, work in self._loops(producer).items():
-                life.background(name, work, endless=True)
-            life.started()
-            await life.stop.wait()
-            life.health.set("process", "draining")
-            await self._drain()
+            life.background("engine", self.engine.run(), endless=True)
+            await first_of(self._engine_up, life.stop)
+            if not life.stop.is_set():
+                await self._consume(stack)
+
+    async def _consume(self, stack: contextlib.AsyncExitStack) -> None:
+        life = self._life
+        life.health.set("kafka", "joining the group")
+        producer = kafka.dead_letter_producer(self._settings)
+        stack.push_async_callback(producer.stop)
+        with kafka.errors_translated(self._settings):
+            await producer.start()
+        await self.consumer.start()
+        stack.push_async_callback(life.end_tasks, 0.0)
+        for name, work in self._loops(producer).items():
+            life.background(name, work, endless=True)
+        life.started()
+        await life.stop.wait()
+        life.health.set("process", "draining")
+        await self._drain()
 
     def _loops(self, producer: object) -> dict[str, Coroutine[Any, Any, None]]:
         return {

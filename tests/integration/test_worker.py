@@ -19,7 +19,7 @@ from tests.integration.world import TENANT, World, header, job_request, open_wor
 from tests.processes import spawn
 
 ADAPTERS = {"formal": 1, "pirate": 2, "terse": 3}
-CONTEXT = 128
+CONTEXT = 4096
 
 
 @pytest.fixture(scope="session")
