@@ -46,7 +46,7 @@ struct AttentionShape {
 // Scratch of one thread; grows to the largest shape seen.
 struct AttentionScratch {
   std::vector<float> max, sum, out, weights;
-  std::vector<u32x16> keys;
+  std::vector<uint32_t> key_words;  // one vector more than needed, so that `keys` can begin on a vector's boundary
   std::vector<const void*> queries;  // where each row's head starts
   std::vector<int64_t> positions;    // of each row's token
 
@@ -58,9 +58,15 @@ struct AttentionScratch {
     grow(sum, rows * kLanes);
     grow(out, rows * padded_dim);
     grow(weights, rows * kKeys);
-    grow(keys, (words + kLanes - 1) / kLanes * kLanes);
+    grow(key_words, ((words + kLanes - 1) / kLanes * kLanes + 1) * kLanes);
     grow(queries, rows);
     grow(positions, rows);
+  }
+
+  // Aligned by hand: a std::vector<u32x16> was seen to begin at a boundary of 32 bytes, and aligned stores then fault.
+  u32x16* keys() {
+    auto address = reinterpret_cast<uintptr_t>(key_words.data());
+    return reinterpret_cast<u32x16*>((address + sizeof(u32x16) - 1) / sizeof(u32x16) * sizeof(u32x16));
   }
 };
 
@@ -215,7 +221,7 @@ void attend_rows(const QueryBlock<E>& queries, int64_t first_row, const KeyBlock
   f32x16 scores[ROWS];
   float factors[ROWS];
   float* weights = scratch.weights.data() + first_row * kKeys;
-  score_rows<E, ROWS, WHOLE>(scratch.queries.data() + first_row, queries.head_dim, scratch.keys.data(), scores);
+  score_rows<E, ROWS, WHOLE>(scratch.queries.data() + first_row, queries.head_dim, scratch.keys(), scores);
   for (int i = 0; i < ROWS; ++i) {
     i32x16 mask = visible(block.first, scratch.positions[first_row + i], shape.window);
     scores[i] = select(mask, scores[i] * splat(shape.scale), splat(-std::numeric_limits<float>::infinity()));
@@ -320,7 +326,7 @@ void PagedAttention<E>::run(const AttentionUnit& unit, const AttentionUnit* next
     if (key + kKeys < last) locate_block(unit, key + kKeys, following);
     else if (next != nullptr) locate_block(*next, first_key(*next), following);
     prefetch(following, pages.head_dim);
-    transpose_keys<E>(current.keys, current.count, pages.head_dim, scratch.keys.data());
+    transpose_keys<E>(current.keys, current.count, pages.head_dim, scratch.keys());
     if (pages.head_dim == padded_dim) attend_block<E, true>(rows, current, shape, scratch, padded_dim);
     else attend_block<E, false>(rows, current, shape, scratch, padded_dim);
     current = following;
