@@ -37,8 +37,8 @@ from services.worker.protocol import (
 RESTART_DELAYS_S = (0.1, 0.5, 2.0, 5.0, 15.0, 30.0)
 STEADY_AFTER_S = 60.0
 FIRST_STARTS = 3
-# OpenMP threads that spin for long while they wait starve whoever shares their core, up to tenfold; some tens of
-# microseconds cover the pause between two operators.
+# OpenMP threads that spin for long while they wait starve whoever shares their core. The bound is meant to cover the
+# pause between two operators; its effect has not been measured.
 OPENMP = {"GOMP_SPINCOUNT": "20000"}
 _log = telemetry.get_logger()
 
