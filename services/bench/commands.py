@@ -1,5 +1,6 @@
-"""`loraq bench engine`: the command line of the benchmarks."""
+"""`loraq bench engine` and `loraq bench service`: the command line of the benchmarks."""
 
+import asyncio
 import json
 import sys
 from dataclasses import asdict
@@ -13,6 +14,7 @@ from services.errors import ConfigError, InputError
 from services.settings import load_settings
 
 if TYPE_CHECKING:
+    from services.bench.service.report import ServiceReport
     from services.bench.workload import EngineReport
 
 DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -81,6 +83,38 @@ def engine(
     click.echo(json.dumps(asdict(report)) if as_json else _table(report))
 
 
+@bench.command()
+@click.option("--jobs", default=20_000, show_default=True, type=click.IntRange(1, 2_000_000), help="Jobs in the topic.")
+@click.option(
+    "--engine",
+    "engine_name",
+    default="echo",
+    show_default=True,
+    type=click.Choice(["echo"]),
+    help="`echo` replaces the engine's step and nothing else.",
+)
+@click.option("--batch", default=512, show_default=True, type=click.IntRange(1, 1024), help="LORAQ_MAX_BATCH_SIZE.")
+@click.option(
+    "--backlog", default=6144, show_default=True, type=click.IntRange(1), help="LORAQ_MAX_BACKLOG_JOBS, all lanes."
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, 100_000),
+    help="Jobs/s for the latency, 0 to leave it out [default: half of what was reached].",
+)
+@click.option("--peers", is_flag=True, help="Also FastStream and a bare loop, on the same broker and database.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on the last line.")
+def service(
+    jobs: int, engine_name: str, batch: int, backlog: int, rate: float | None, peers: bool, as_json: bool
+) -> None:
+    """Jobs through the broker, a worker and the database of the settings, in a pool and tenants of its own."""
+    from services.bench.service.run import Asked, run_service  # the command's help needs no clients
+
+    asked = Asked(jobs, engine_name, batch, backlog, rate, peers)
+    report = asyncio.run(run_service(load_settings(), asked, sys.stderr))
+    click.echo(json.dumps(asdict(report)) if as_json else _table(report))
+
+
 def _base_model() -> Path:
     model = load_settings().base_model
     if model is None:
@@ -88,5 +122,5 @@ def _base_model() -> Path:
     return model
 
 
-def _table(report: "EngineReport") -> str:
-    return "\n".join(f"{name:>22}  {value}" for name, value in asdict(report).items() if value is not None)
+def _table(report: "EngineReport | ServiceReport") -> str:
+    return "\n".join(f"{name:>24}  {value}" for name, value in asdict(report).items() if value is not None)

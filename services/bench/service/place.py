@@ -1,0 +1,64 @@
+"""A pool of its own for one run: topics and tenants that are made before it and removed with every row after it."""
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from aiokafka.errors import KafkaError
+
+from services import kafka, telemetry
+from services.database import Pool, open_pool, transaction
+from services.errors import RetryableError
+from services.registry.tenants import add_tenant
+from services.secrets import SecretBox
+from services.settings import Settings
+
+NUM_TENANTS = 8
+# One by one, so that no statement runs for longer than the database's timeout.
+REMOVALS = (
+    "delete from loraq.results where tenant = any($1::text[])",
+    "delete from loraq.outbox where tenant = any($1::text[])",
+    "delete from loraq.jobs where tenant = any($1::text[])",
+    "delete from loraq.job_keys where tenant = any($1::text[])",
+    "delete from loraq.usage_hourly where tenant = any($1::text[])",
+    "delete from loraq.tenants where tenant = any($1::text[])",
+)
+_log = telemetry.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run takes place."""
+
+    settings: Settings
+    tenants: tuple[str, ...]
+    database: Pool
+
+
+@asynccontextmanager
+async def open_place(settings: Settings) -> AsyncIterator[Place]:
+    """Topics of a fresh pool and fresh tenants; nothing of them is left afterwards."""
+    name = f"bench-{secrets.token_hex(4)}"
+    ours = settings.model_copy(update={"pool": name})
+    tenants = tuple(f"{name}-{index}" for index in range(NUM_TENANTS))
+    async with open_pool(ours) as database:
+        await kafka.ensure_topics(ours)
+        try:
+            async with transaction(database, "add the benchmark's tenants") as connection:
+                for tenant in tenants:
+                    await add_tenant(connection, SecretBox(ours.secret_key), tenant)
+            yield Place(ours, tenants, database)
+        finally:
+            await _remove_topics(ours)
+            for statement in REMOVALS:
+                await database.execute(statement, list(tenants))
+
+
+async def _remove_topics(settings: Settings) -> None:
+    names = [topic.name for topic in kafka.pool_topics(settings)]
+    try:
+        async with kafka.admin(settings) as client:
+            await client.delete_topics(names)
+    except (RetryableError, KafkaError, NotImplementedError) as error:
+        _log.warning("Topics not removed", action="bench_topics_left", topics=names, reason=str(error))

@@ -1,0 +1,93 @@
+"""`loraq bench service` counts what it sent, and leaves nothing behind."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.job import JobRequest
+from services import kafka
+from services.bench.service.check import Row, terminal_rows, verdict
+from services.bench.service.latency import Snapshot, first_seen_ns, percentile, snapshot
+from services.bench.service.place import open_place
+from services.bench.service.plan import Plan
+from services.database import transaction
+from services.identifiers import uuid7
+from services.settings import Settings
+from tests.processes import loraq
+
+PLAN = Plan(jobs=30, paced=10, tenants=("a-1", "a-2"), began_ms=1_790_000_000_000)
+
+
+def test_every_job_has_an_id_of_its_own_and_is_valid() -> None:
+    ids = list(PLAN.ids())
+    assert len(set(ids)) == 40
+    assert {each.version for each in ids} == {7}
+    assert [JobRequest.model_validate_json(PLAN.value(index)).job_id for index in range(40)] == ids
+
+
+def test_a_transaction_is_seen_by_the_first_snapshot_that_shows_it() -> None:
+    snapshots = [
+        snapshot(text, at) for at, text in enumerate(("100:100:", "100:103:100,102", "102:104:102", "104:104:"))
+    ]
+    assert snapshots[1] == Snapshot(1, 103, frozenset({100, 102}))
+    assert [first_seen_ns(each, snapshots) for each in (99, 100, 101, 102, 103, 104)] == [0, 2, 1, 3, 2, None]
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.01, 1.0))
+def test_a_percentile_is_exceeded_by_no_more_than_the_rest(values: list[float], share: float) -> None:
+    ordered = sorted(values)
+    above = sum(1 for value in ordered if value > percentile(ordered, share))
+    assert above <= (1 - share) * len(ordered) + 0.5
+
+
+@pytest.fixture
+def report(settings: Settings) -> dict[str, object]:
+    found = loraq("bench", "service", "--jobs", "300", "--rate", "100", "--json", settings=settings)
+    assert found.returncode == 0, found.stderr
+    found_report: dict[str, object] = json.loads(found.stdout.splitlines()[-1])
+    return found_report
+
+
+async def test_a_run_loses_nothing_and_leaves_nothing(report: dict[str, object], settings: Settings) -> None:
+    assert report["jobs"] == 300
+    sent = 300 + int(str(report["paced_jobs"]))
+    assert (report["rows"], report["results"], report["outbox_rows"], report["usage_jobs"]) == (sent,) * 4
+    assert (report["lost"], report["duplicates"]) == (0, 0)
+    assert report["jobs_per_s"] == pytest.approx(300 / float(str(report["wall_s"])), rel=0.01)
+    assert 0 < float(str(report["p50_ms"])) <= float(str(report["p99_ms"])) <= float(str(report["max_ms"]))
+    async with open_place(settings) as place:
+        assert await place.database.fetchval("select count(*) from loraq.jobs") == 0
+        assert await place.database.fetchval("select count(*) from loraq.outbox") == 0
+    async with kafka.admin(settings) as client:
+        assert not [name for name in await client.list_topics() if name.startswith(settings.topic_prefix)]
+
+
+async def test_what_is_missing_or_there_twice_is_counted(settings: Settings) -> None:
+    async with open_place(settings) as place:
+        ids = [uuid7() for _ in range(3)]
+        async with transaction(place.database) as connection:
+            for job_id in (ids[0], ids[1]):
+                await connection.execute(
+                    "insert into loraq.jobs (tenant, job_id, pool, lane, state, accepted_on, accepted_at, finished_at)"
+                    " values ($1, $2, 'p', 'batch', 'succeeded', current_date, now(), now())",
+                    place.tenants[0],
+                    job_id,
+                )
+            for kind in ("event", "webhook"):
+                await connection.execute(
+                    "insert into loraq.outbox (event_id, kind, tenant, job_id, pool, type, body)"
+                    " values ($1, $2, $3, $4, 'p', 'job.succeeded', '{}')",
+                    uuid7(),
+                    kind,
+                    place.tenants[0],
+                    ids[0],
+                )
+        rows = await terminal_rows(place)
+        found = await verdict(place, ids, rows)
+        assert found.rows == 2
+        assert found.lost == 2, "one has no row, and one has no outbox row"
+        assert found.duplicates == 1, "one has two outbox rows"
+        again = await verdict(place, ids, [*rows, Row(ids[0], 1, rows[0].accepted_at, rows[0].finished_at)])
+        assert again.duplicates == 2
