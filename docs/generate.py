@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from schemas.common import ERROR_SENTENCES, ErrorCode
+from schemas.common import ERROR_CLASSES, ERROR_SENTENCES, ErrorCode, Fault
 from services.settings import Settings
 
 DOCS = Path(__file__).parent
@@ -34,9 +34,50 @@ Codes are stable: programs may branch on them. The sentence says what the code m
 the `message` of a webhook name the culprit of that one job, as do the headers `loraq-error-code` and
 `loraq-error-message` of a record in the dead-letter topic. This page is generated from the code by `make reference`.
 
-| code | where it shows | meaning |
-|---|---|---|
+*At fault* is who can do something about it. *Tried again* says whether loraq tried more than once before it gave up.
+*Counted* says whether it counts in the row's `attempts`, that is whether the job was handed to an engine; a job gets
+`LORAQ_MAX_ATTEMPTS` of those.
+
+| code | where it shows | at fault | tried again | counted | meaning |
+|---|---|---|---|---|---|
 """
+INCIDENTS = """
+A request that only the engine finds wrong (a token id that the model has not) ends as `invalid_message` in a row and is
+counted. A job that is cancelled while it runs keeps the attempt that it had begun.
+
+## What gets no code
+
+These end no job; the job goes on when they are over.
+
+| what goes wrong | at fault | tried again | counted |
+|---|---|---|---|
+"""
+INCIDENT_ROWS = (
+    (
+        "Kafka, Postgres or S3 does not answer, or refuses for a time",
+        Fault.INFRASTRUCTURE,
+        "until it answers; partitions are paused meanwhile",
+        "no",
+    ),
+    (
+        "the dead-letter topic is missing or refuses",
+        Fault.INFRASTRUCTURE,
+        "until it takes the record, whose offset stands still meanwhile",
+        "no",
+    ),
+    (
+        "a worker is stopped, killed or cut off while it holds a job",
+        Fault.INFRASTRUCTURE,
+        "by the worker that gets the record next",
+        "if it was running",
+    ),
+    (
+        "the engine process dies, hangs or runs out of memory",
+        Fault.SERVICE,
+        "in the next engine process; the last attempt alone",
+        "yes",
+    ),
+)
 
 
 def configuration() -> str:
@@ -51,8 +92,16 @@ def configuration() -> str:
 
 def errors() -> str:
     """The page of all error codes."""
-    rows = [f"| `{code}` | {SHOWN_IN.get(code, 'row')} | {sentence} |\n" for code, sentence in ERROR_SENTENCES.items()]
-    return ERRORS + "".join(rows)
+    rows = [
+        f"| `{code}` | {SHOWN_IN.get(code, 'row')} | {each.fault} | {_yes(each.retried)} | {_yes(each.charged)}"
+        f" | {ERROR_SENTENCES[code]} |\n"
+        for code, each in ERROR_CLASSES.items()
+    ]
+    return ERRORS + "".join(rows) + INCIDENTS + "".join(f"| {' | '.join(row)} |\n" for row in INCIDENT_ROWS)
+
+
+def _yes(answer: bool) -> str:  # a cell with one meaning
+    return "yes" if answer else "no"
 
 
 def pages() -> dict[str, str]:

@@ -108,6 +108,7 @@ def _dead_headers() -> Document:
         "loraq-source-topic": "Topic that the record came from.",
         "loraq-source-partition": "Its partition there.",
         "loraq-source-offset": "Its offset there.",
+        "loraq-source-timestamp": "Its timestamp there, milliseconds since 1970.",
         "loraq-value-omitted": "Only if the record is too large for this topic: bytes of the value that was left out.",
         "loraq-value-sha256": "SHA-256 of the value that was left out, in hex.",
     }

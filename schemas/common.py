@@ -1,7 +1,7 @@
 """The closed vocabulary that every message, row and payload shares."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -94,6 +94,43 @@ ERROR_SENTENCES: dict[ErrorCode, str] = {
     ErrorCode.ENGINE_ERROR: "The engine failed on this job as often as its attempts allow.",
     ErrorCode.RESULT_TOO_LARGE: "The output is larger than LORAQ_MAX_RESULT_BYTES.",
 }
+
+
+class Fault(StrEnum):
+    """Who can do something about an error."""
+
+    JOB = "the job"
+    ADAPTER = "the adapter"
+    SERVICE = "loraq"
+    INFRASTRUCTURE = "the infrastructure"
+
+
+class ErrorClass(NamedTuple):
+    """Whose fault an error is, whether loraq tries again before it says so, whether the row's `attempts` counts it."""
+
+    fault: Fault
+    retried: bool
+    charged: bool
+
+
+ERROR_CLASSES: dict[ErrorCode, ErrorClass] = {
+    ErrorCode.INVALID_MESSAGE: ErrorClass(Fault.JOB, retried=False, charged=False),
+    ErrorCode.ID_CONFLICT: ErrorClass(Fault.JOB, retried=False, charged=False),
+    ErrorCode.UNAUTHENTICATED: ErrorClass(Fault.JOB, retried=False, charged=False),
+    ErrorCode.UNKNOWN_ADAPTER: ErrorClass(Fault.JOB, retried=False, charged=False),
+    ErrorCode.ADAPTER_NOT_READY: ErrorClass(Fault.ADAPTER, retried=False, charged=False),
+    ErrorCode.ADAPTER_LOAD_FAILED: ErrorClass(Fault.ADAPTER, retried=False, charged=False),
+    ErrorCode.ADAPTER_LOAD_TIMEOUT: ErrorClass(Fault.INFRASTRUCTURE, retried=True, charged=False),
+    ErrorCode.PROMPT_TOO_LONG: ErrorClass(Fault.JOB, retried=False, charged=True),
+    ErrorCode.LIMIT_EXCEEDED: ErrorClass(Fault.JOB, retried=False, charged=False),
+    ErrorCode.DEADLINE_EXCEEDED: ErrorClass(Fault.JOB, retried=False, charged=False),
+    ErrorCode.TIMEOUT: ErrorClass(Fault.JOB, retried=False, charged=True),
+    ErrorCode.CANCELLED: ErrorClass(Fault.JOB, retried=False, charged=False),
+    ErrorCode.ENGINE_ERROR: ErrorClass(Fault.SERVICE, retried=True, charged=True),
+    ErrorCode.RESULT_TOO_LARGE: ErrorClass(Fault.JOB, retried=False, charged=True),
+}
+SUSPECT_CODES = frozenset({ErrorCode.ADAPTER_LOAD_FAILED, ErrorCode.ADAPTER_LOAD_TIMEOUT, ErrorCode.ENGINE_ERROR})
+"""Failures that say, when most jobs of several tenants end in them, that something of ours is wrong."""
 
 NAME_PATTERN = r"^[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?$"
 ADAPTER_REF_PATTERN = r"^[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?(?:@[1-9][0-9]{0,8})?$"

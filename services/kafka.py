@@ -121,13 +121,24 @@ async def leave(consumer: Any) -> None:
     await consumer.stop()
 
 
-def producer(settings: Settings, *, client_id: str = "loraq", max_request_size: int = MAX_RECORD_BYTES) -> Any:
+def producer(
+    settings: Settings,
+    *,
+    client_id: str = "loraq",
+    max_request_size: int = MAX_RECORD_BYTES,
+    compression: str | None = None,
+) -> Any:
     """A producer, not yet started, that counts a record as sent when every in-sync replica has it.
 
     Not idempotent: a retry may repeat a record, which every consumer of ours recognises by its id.
     """
     return AIOKafkaProducer(
-        **client_options(settings), client_id=client_id, acks="all", max_request_size=max_request_size, linger_ms=2
+        **client_options(settings),
+        client_id=client_id,
+        acks="all",
+        max_request_size=max_request_size,
+        compression_type=compression,
+        linger_ms=2,
     )
 
 

@@ -107,6 +107,19 @@ class Settings(BaseSettings):
     drain_s: Positive = Field(20.0, description="Grace for running jobs after SIGTERM, seconds.")
     max_result_bytes: int = Field(1 * MIB, ge=1024, description="Largest output text, bytes of UTF-8.")
     require_signed_jobs: bool = Field(False, description="Refuse records without a valid loraq-signature header.")
+    breaker_min_jobs: int = Field(
+        40, ge=0, le=100_000, description="Jobs in the window from which the breaker judges; 0 switches it off."
+    )
+    breaker_ratio: float = Field(
+        0.8, gt=0.5, le=1.0, description="Share of failed and put aside jobs at which the breaker stops consumption."
+    )
+    breaker_min_tenants: int = Field(
+        2, ge=1, le=1000, description="No tenant counts for more than this part of LORAQ_BREAKER_MIN_JOBS."
+    )
+    breaker_window_s: Positive = Field(60.0, description="Seconds that the breaker looks back.")
+    breaker_probe_s: Positive = Field(
+        30.0, description="Seconds until a breaker that opened probes with a few jobs; doubled while probes fail."
+    )
     producer_key: SecretStr | None = Field(None, description="A tenant's producer key: signs the jobs it submits.")
 
     secret_key: SecretStr | None = Field(None, description="32 bytes, base64: encrypts tenants' secrets at rest.")

@@ -110,6 +110,7 @@ JOBS_DUPLICATE = Counter("loraq_jobs_duplicate", "Deliveries of a job that was a
 JOBS_REQUEUED = Counter("loraq_jobs_requeued", "Jobs that went back to the backlog.", ["reason"])
 STALE_WRITES = Counter("loraq_stale_writes", "Attempts discarded because a newer fence exists.")
 RECORDS_DEAD = Counter("loraq_records_dead", "Records sent to the dead-letter topic.", ["reason"])
+BREAKER_STATE = Gauge("loraq_breaker_state", "Dead-letter breaker: 0 closed, 1 probing, 2 open.")
 BACKLOG_JOBS = Gauge("loraq_backlog_jobs", "Jobs in memory that wait for the engine.")
 RUNNING_JOBS = Gauge("loraq_running_jobs", "Jobs that the engine works on.")
 PARTITIONS_PAUSED = Gauge("loraq_partitions_paused", "Partitions paused by back-pressure.")

@@ -1,6 +1,7 @@
-"""How a pydantic refusal is told to a person: one sentence that names the first field that is wrong."""
+"""How a pydantic refusal is told to a person, and what a record that may be no request says of itself."""
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 MAX_SHOWN_INPUT = 80
 
@@ -26,3 +27,20 @@ def sentence_of(error: ValidationError) -> str:
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= MAX_SHOWN_INPUT else text[:MAX_SHOWN_INPUT] + "…"
+
+
+def said_by(key: bytes | None, value: bytes | None) -> tuple[str | None, str | None, str | None]:
+    """Tenant, adapter and job_id as the value says if it is a JSON object; else what its key `tenant/adapter` says."""
+    try:
+        fields = from_json(value or b"")
+    except ValueError:
+        fields = None
+    if isinstance(fields, dict) and isinstance(fields.get("tenant"), str):
+        adapter, job_id = fields.get("adapter"), fields.get("job_id")
+        return (
+            fields["tenant"],
+            adapter if isinstance(adapter, str) else None,
+            job_id if isinstance(job_id, str) else None,
+        )
+    tenant, slash, adapter = (key or b"").decode("utf-8", "replace").partition("/")
+    return (tenant, adapter or None, None) if slash and tenant else (None, None, None)

@@ -9,6 +9,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import boto3
 import pytest
@@ -69,15 +70,20 @@ def embedded_broker(server_room: ServerRoom) -> Iterator[Server]:
     yield from running(Broker(*server_room.data("broker"), free_ports(1)[0]))
 
 
+def tell_unavailable(error: KafkaUnavailableError) -> NoReturn:
+    """Skip the test for that reason; in CI it is a failure."""
+    if os.environ.get("CI"):
+        pytest.fail(str(error))
+    pytest.skip(str(error))
+
+
 @pytest.fixture(scope="session")
 def apache_kafka(server_room: ServerRoom) -> Iterator[Server]:
     """A real Apache Kafka; `.bootstrap`. Tests that ask for it carry the marker `kafka`."""
     try:
         server = ApacheKafka(*server_room.data("kafka"), free_ports(2))
     except KafkaUnavailableError as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+        tell_unavailable(error)
     yield from running(server)
 
 
@@ -178,6 +184,14 @@ def broker_settings(
 ) -> Settings:
     """`settings`, on the embedded broker and then on Apache Kafka."""
     return make_settings(broker, database_url, s3_server, bucket, tmp_path)
+
+
+@pytest.fixture
+def apache_settings(
+    apache_kafka: ApacheKafka, database_url: str, s3_server: S3, bucket: str, tmp_path: Path
+) -> Settings:
+    """`settings`, on Apache Kafka alone."""
+    return make_settings(apache_kafka, database_url, s3_server, bucket, tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -21,13 +21,15 @@ from services.staging import Stager
 from services.worker.acceptor import Acceptor, Handoff, TenantKeys
 from services.worker.adapters import Adapters
 from services.worker.backlog import Backlog
+from services.worker.breaker import BreakerLimits
 from services.worker.bridge import EngineBridge, EngineSpec, Listener
 from services.worker.completer import Completer
 from services.worker.consumer import JobConsumer
 from services.worker.dead_letters import DeadLetters
 from services.worker.engine_process import REAL_ENGINE
+from services.worker.guard import Guard
 from services.worker.held import Held
-from services.worker.jobs import Job, JobKey, Outcome
+from services.worker.jobs import Job, JobKey, Outcome, Rejection
 from services.worker.leases import LeaseKeeper
 from services.worker.ledger import Ledger
 from services.worker.persist import Persistence
@@ -116,12 +118,13 @@ class Worker:
         self.runner = Runner(
             _limits(settings), self.backlog, self.engine, self.adapters, Desk(self._start, self._finish, self._stale)
         )
-        self.dead_letters = DeadLetters(settings, self.ledger)
+        self.dead_letters = DeadLetters(settings, self.ledger, life.health, self._on_rejected)
         box = SecretBox(settings.secret_key) if settings.require_signed_jobs else None
+        keys = TenantKeys(self.store, box)
         self.acceptor = Acceptor(
             self.store,
             self.persistence,
-            TenantKeys(self.store, box),
+            keys,
             self.ledger,
             self.held,
             self.dead_letters,
@@ -134,6 +137,15 @@ class Worker:
         )
         self.consumer = JobConsumer(
             settings, self.ledger, self.held.count, self.acceptor.receive, assigned=self._on_assigned
+        )
+        self.guard = Guard(
+            _breaker_limits(settings),
+            keys.of,
+            self.store.any_tenant,
+            self.persistence,
+            life.health,
+            self.consumer.pressure,
+            require_signature=settings.require_signed_jobs,
         )
         self.leases = LeaseKeeper(
             self.store,
@@ -172,7 +184,11 @@ class Worker:
     async def _start(self, jobs: Sequence[Job]) -> dict[JobKey, int]:
         return await self.persistence.insist(partial(self.store.start, jobs))
 
+    def _on_rejected(self, rejection: Rejection) -> None:
+        self.guard.rejected(rejection)
+
     def _finish(self, outcome: Outcome) -> None:
+        self.guard.ended(outcome)
         self.completer.submit(outcome)
 
     def _stale(self, job: Job) -> None:
@@ -218,6 +234,7 @@ class Worker:
             "tick": self.runner.tick(),
             "complete": self.completer.run(),
             "leases": self.leases.run(),
+            "guard": self.guard.run(),
         }
 
     async def _drain(self) -> None:
@@ -240,6 +257,16 @@ def _limits(settings: Settings) -> Limits:
         default_timeout_s=settings.default_timeout_s,
         max_attempts=settings.max_attempts,
         max_result_bytes=settings.max_result_bytes,
+    )
+
+
+def _breaker_limits(settings: Settings) -> BreakerLimits:
+    return BreakerLimits(
+        window_s=settings.breaker_window_s,
+        min_jobs=settings.breaker_min_jobs,
+        min_tenants=settings.breaker_min_tenants,
+        ratio=settings.breaker_ratio,
+        probe_after_s=settings.breaker_probe_s,
     )
 
 

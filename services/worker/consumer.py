@@ -27,6 +27,7 @@ class Pressure:
     """Which lanes are paused. A lane that reached its bound is paused until it is down to half of it."""
 
     def __init__(self, bound: int) -> None:
+        self._widest = bound
         self.bound = bound
         self._full: set[Lane] = set()
         self._reasons: set[str] = set()
@@ -38,6 +39,10 @@ class Pressure:
     def resume(self, reason: str) -> None:
         """The reason no longer stands."""
         self._reasons.discard(reason)
+
+    def narrow(self, bound: int | None) -> None:
+        """Let a lane hold no more than that many jobs for now; None for as many as ever."""
+        self.bound = self._widest if bound is None else max(1, min(bound, self._widest))
 
     def paused(self, lane: Lane, num_held: int) -> bool:
         """Whether the lane, with that many jobs in memory, takes no more."""

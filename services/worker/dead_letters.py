@@ -3,17 +3,21 @@
 import asyncio
 import hashlib
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from aiokafka.errors import KafkaError
 
+from services import headers as names
 from services import kafka, telemetry
 from services.kafka import MAX_DEAD_RECORD_BYTES
+from services.lifecycle import Health
 from services.settings import Settings
 from services.worker.jobs import Headers, Record, Rejection
 from services.worker.ledger import Ledger
 
 RETRY_DELAYS_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+MAX_BATCH = 100
 MAX_MESSAGE_BYTES = 8 * 1024
 MAX_KEY_BYTES = 64 * 1024
 BYTES_PER_HEADER = 20
@@ -41,8 +45,8 @@ def dead_letter(rejection: Rejection) -> DeadLetter:
     if _num_bytes(record) > MAX_DEAD_RECORD_BYTES - OWN_HEADERS_BYTES:
         value = record.value or b""
         omitted: Headers = (
-            ("loraq-value-omitted", str(len(value)).encode()),
-            ("loraq-value-sha256", hashlib.sha256(value).hexdigest().encode()),
+            (names.VALUE_OMITTED, str(len(value)).encode()),
+            (names.VALUE_SHA256, hashlib.sha256(value).hexdigest().encode()),
         )
         key = record.key if len(record.key or b"") <= MAX_KEY_BYTES else None
         return DeadLetter(key, b"", [*own_headers(rejection), *omitted])
@@ -59,20 +63,30 @@ def own_headers(rejection: Rejection) -> Headers:
     """Why and from where the record was put aside."""
     record = rejection.record
     return (
-        ("loraq-error-code", rejection.code.encode()),
-        ("loraq-error-message", rejection.message.encode("utf-8", "replace")[:MAX_MESSAGE_BYTES]),
-        ("loraq-source-topic", record.place.partition.topic.encode()),
-        ("loraq-source-partition", str(record.place.partition.number).encode()),
-        ("loraq-source-offset", str(record.place.offset).encode()),
+        (names.ERROR_CODE, rejection.code.encode()),
+        (names.ERROR_MESSAGE, rejection.message.encode("utf-8", "replace")[:MAX_MESSAGE_BYTES]),
+        (names.SOURCE_TOPIC, record.place.partition.topic.encode()),
+        (names.SOURCE_PARTITION, str(record.place.partition.number).encode()),
+        (names.SOURCE_OFFSET, str(record.place.offset).encode()),
+        (names.SOURCE_TIMESTAMP, str(record.timestamp_ms).encode()),
     )
 
 
 class DeadLetters:
-    """Queue in front of the dead-letter topic. While the broker refuses, offsets stand still and an alarm is raised."""
+    """Queue in front of the dead-letter topic. While the broker refuses, offsets stand still and an alarm is raised.
 
-    def __init__(self, settings: Settings, ledger: Ledger) -> None:
+    Letters are sent many at a time, so that a flood of poison costs its neighbours no more than room in memory, and one
+    that is refused does not stand in the way of others.
+    """
+
+    def __init__(
+        self, settings: Settings, ledger: Ledger, health: Health, observe: Callable[[Rejection], None]
+    ) -> None:
         self._settings = settings
         self._ledger = ledger
+        self._health = health
+        self._observe = observe
+        self._reason = ""
         self._queue: deque[Rejection] = deque()
         self._wake = asyncio.Event()
 
@@ -91,32 +105,52 @@ class DeadLetters:
             partition=record.place.partition.number,
             offset=record.place.offset,
         )
+        self._observe(rejection)
         self._queue.append(rejection)
         self._wake.set()
 
     async def run(self, producer: Any) -> None:
         """Send what is queued, for ever."""
+        refusals = 0
         while True:
             await self._wake.wait()
             self._wake.clear()
             while self._queue:
-                await self._send(producer, self._queue[0])
-                self._queue.popleft()
+                batch = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
+                refused = await self._send(producer, batch)
+                self._queue.extend(refused)
+                refusals = refusals + 1 if refused else 0
+                self._health.set("dead letters", self._reason if refused else None)
+                if refused:
+                    await asyncio.sleep(RETRY_DELAYS_S[min(refusals, len(RETRY_DELAYS_S)) - 1])
 
-    async def _send(self, producer: Any, rejection: Rejection) -> None:
-        attempt = 0
-        while not await self._sent(producer, rejection):
-            await asyncio.sleep(RETRY_DELAYS_S[min(attempt, len(RETRY_DELAYS_S) - 1)])
-            attempt += 1
-        telemetry.RECORDS_DEAD.labels(reason=str(rejection.code)).inc()
-        self._ledger.finish(rejection.record.place)
+    async def _send(self, producer: Any, batch: Sequence[Rejection]) -> list[Rejection]:
+        """Offsets of those that every in-sync replica has are finished; returns the others."""
+        answers = await asyncio.gather(*(self._send_one(producer, each) for each in batch), return_exceptions=True)
+        refused: list[Rejection] = []
+        for rejection, error in zip(batch, answers, strict=True):
+            if error is None:
+                telemetry.RECORDS_DEAD.labels(reason=str(rejection.code)).inc()
+                self._ledger.finish(rejection.record.place)
+            elif isinstance(error, KafkaError | OSError):
+                refused.append(rejection)
+                self._reason = str(kafka.translated(error, self._settings))
+            else:
+                raise error
+        if refused:
+            self._alarm(len(refused))
+        return refused
 
-    async def _sent(self, producer: Any, rejection: Rejection) -> bool:
-        letter, topic = dead_letter(rejection), self._settings.dead_topic
-        try:
-            await producer.send_and_wait(topic, letter.value, key=letter.key, headers=letter.headers)
-        except (KafkaError, OSError) as error:
-            reason = str(kafka.translated(error, self._settings))
-            telemetry.alarm(_log, "Dead-letter topic refuses", action="dead_letter_failed", topic=topic, reason=reason)
-            return False
-        return True
+    async def _send_one(self, producer: Any, rejection: Rejection) -> None:
+        letter = dead_letter(rejection)
+        await producer.send_and_wait(self._settings.dead_topic, letter.value, key=letter.key, headers=letter.headers)
+
+    def _alarm(self, num_refused: int) -> None:
+        telemetry.alarm(
+            _log,
+            "Dead-letter topic refuses",
+            action="dead_letter_failed",
+            topic=self._settings.dead_topic,
+            records=num_refused,
+            reason=self._reason,
+        )

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from schemas.common import ErrorCode, Lane
 from schemas.identity import derived_job_id, fingerprint
 from schemas.job import JobRequest
+from services.headers import ORIGIN, Origin
 from services.kafka import MAX_RECORD_BYTES
 from services.signing import SIGNATURE_HEADER, signature
 from services.telemetry import TRACEPARENT_HEADER
@@ -50,10 +51,10 @@ def parse(record: Record, cluster_id: str, received_at: float, received_ns: int)
         request = JobRequest.model_validate_json(record.value)
     except ValidationError as error:
         return _invalid(record, sentence_of(error))
-    place = record.place
-    job_id = request.job_id or derived_job_id(
-        cluster_id, place.partition.topic, place.partition.number, place.offset, record.timestamp_ms, record.value
-    )
+    try:
+        job_id = request.job_id or derived_job_id(cluster_id, *_origin(record), record.value)
+    except ValueError:
+        return _invalid(record, f"the header {ORIGIN!r} is not topic/partition/offset/timestamp; leave it out")
     return Candidate(
         key=JobKey(request.tenant, job_id),
         request=request,
@@ -63,6 +64,17 @@ def parse(record: Record, cluster_id: str, received_at: float, received_ns: int)
         received_at=received_at,
         received_ns=received_ns,
     )
+
+
+def _origin(record: Record) -> Origin:
+    """Where the record first stood: a dead letter that is sent back, even twice, stays the job that it was.
+
+    Whoever forges this header names a job of the tenant that its value speaks for, and no other's.
+    """
+    said = record.header(ORIGIN)
+    place = record.place
+    here = Origin(place.partition.topic, place.partition.number, place.offset, record.timestamp_ms)
+    return here if said is None else Origin.parsed(said)
 
 
 def authenticate(

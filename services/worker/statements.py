@@ -9,6 +9,8 @@ from loraq.tenants
 where tenant = any($1::text[])
 """
 
+ANY_TENANT = "select exists (select from loraq.tenants where disabled_at is null)"
+
 CLAIM_KEYS = """
 insert into loraq.job_keys (tenant, job_id, accepted_on, fingerprint)
 select tenant, job_id, (now() at time zone 'UTC')::date, fingerprint

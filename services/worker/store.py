@@ -102,6 +102,11 @@ class JobStore:
             rows = await connection.fetch(sql.TENANTS, list(names))
         return {row["tenant"]: Tenant(row["producer_key"], row["disabled"]) for row in rows}
 
+    async def any_tenant(self) -> bool:
+        """Whether any tenant is registered and not disabled."""
+        async with transaction(self._pool, "look up tenants") as connection:
+            return bool(await connection.fetchval(sql.ANY_TENANT))
+
     async def accept(self, candidates: Sequence[Candidate]) -> list[Decision]:
         """Decide for each candidate and take those that nobody holds. No two may have the same key."""
         keys = [candidate.key for candidate in candidates]

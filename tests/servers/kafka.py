@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import uuid
 from base64 import urlsafe_b64encode
+from collections.abc import Sequence
 from pathlib import Path
 
 from services.localstack.ports import LOOPBACK, accepts_connections
@@ -15,7 +16,7 @@ from services.settings import default_cache_dir
 
 VERSION = "4.1.1"
 
-POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
   <groupId>loraq.tests</groupId>
   <artifactId>kafka</artifactId>
@@ -23,8 +24,8 @@ POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
   <dependencies>
     <dependency>
       <groupId>org.apache.kafka</groupId>
-      <artifactId>kafka_2.13</artifactId>
-      <version>{VERSION}</version>
+      <artifactId>{artifact}</artifactId>
+      <version>{version}</version>
     </dependency>
   </dependencies>
 </project>
@@ -37,21 +38,30 @@ class KafkaUnavailableError(Exception):
 
 def kafka_jars() -> Path:
     """Directory with Kafka's jars, fetched once into the cache. Raises KafkaUnavailableError."""
+    return _jars("kafka_2.13", VERSION)
+
+
+def tools_jars() -> Path:
+    """Directory with the jar of Kafka's command line tools, which needs those of `kafka_jars` beside it."""
+    return _jars("kafka-tools", f"{VERSION}-tools", "-DexcludeTransitive=true")
+
+
+def _jars(artifact: str, directory: str, *options: str) -> Path:
     for program, package in (("java", "a Java 17 runtime"), ("mvn", "Maven")):
         if shutil.which(program) is None:
             raise KafkaUnavailableError(f"Apache Kafka needs {package}: there is no `{program}` on the PATH")
-    jars = default_cache_dir() / "kafka" / VERSION
+    jars = default_cache_dir() / "kafka" / directory
     if not jars.exists():
-        _fetch(jars)
+        _fetch(artifact, jars, options)
     return jars
 
 
-def _fetch(jars: Path) -> None:
+def _fetch(artifact: str, jars: Path, options: Sequence[str]) -> None:
     jars.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=jars.parent, prefix=".fetch-") as scratch:
         pom, fetched = Path(scratch, "pom.xml"), Path(scratch, "jars")
-        pom.write_text(POM)
-        copy = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={fetched}"]
+        pom.write_text(POM.format(artifact=artifact, version=VERSION))
+        copy = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={fetched}", *options]
         maven = subprocess.run(
             ["mvn", "-B", "-q", "-f", str(pom), *copy],  # noqa: S607  # Maven is wherever the PATH says
             capture_output=True,
@@ -59,7 +69,8 @@ def _fetch(jars: Path) -> None:
             check=False,
         )
         if maven.returncode != 0:
-            raise KafkaUnavailableError(f"Maven could not fetch Apache Kafka {VERSION}: {maven.stdout.strip()[-2000:]}")
+            said = maven.stdout.strip()[-2000:]
+            raise KafkaUnavailableError(f"Maven could not fetch {artifact} {VERSION} of Apache Kafka: {said}")
         try:
             fetched.rename(jars)
         except OSError:
@@ -88,9 +99,12 @@ class ApacheKafka(Server):
         configuration = self.directory / "server.properties"
         configuration.write_text("\n".join(f"{name}={value}" for name, value in self.properties().items()))
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        self.run_tool(
-            [*self._java("64m"), "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(configuration)]
-        )
+        format_it = ["kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(configuration)]
+        self.run_tool([*self.java("64m"), *format_it, *self.format_options()])
+
+    def format_options(self) -> list[str]:
+        """More arguments of the tool that formats the data directory."""
+        return []
 
     def properties(self) -> dict[str, str]:
         """server.properties. Topics are made by those who need them, never by a typing mistake."""
@@ -115,14 +129,16 @@ class ApacheKafka(Server):
             "group.initial.rebalance.delay.ms": "0",
         }
 
-    def _java(self, heap: str) -> list[str]:
+    def java(self, heap: str, *more_jars: Path) -> list[str]:
+        """The beginning of a command line that runs a class of Kafka's."""
         java = shutil.which("java")
         assert java is not None
         quick_start = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
-        return [java, f"-Xmx{heap}", *quick_start, "-Djava.awt.headless=true", "-cp", f"{self.jars}{os.sep}*"]
+        class_path = os.pathsep.join(f"{jars}{os.sep}*" for jars in (self.jars, *more_jars))
+        return [java, f"-Xmx{heap}", *quick_start, "-Djava.awt.headless=true", "-cp", class_path]
 
     def command(self) -> list[str]:
-        return [*self._java("512m"), "kafka.Kafka", str(self.directory / "server.properties")]
+        return [*self.java("512m"), "kafka.Kafka", str(self.directory / "server.properties")]
 
     def is_ready(self) -> bool:
         return self.pid is not None and accepts_connections(self.port)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from schemas.common import ErrorCode, Lane
+from services.headers import ORIGIN
 from services.signing import SIGNATURE_HEADER, signature
 from services.worker.jobs import Candidate, Headers, Record, Rejection
 from services.worker.ledger import Partition, Place
@@ -54,6 +55,25 @@ def test_a_rejection_names_what_is_wrong(value: bytes | None, sentence: str) -> 
     found = parsed(value)
     assert isinstance(found, Rejection)
     assert (found.code, found.message) == (ErrorCode.INVALID_MESSAGE, sentence)
+
+
+def test_a_replayed_record_without_an_id_is_the_job_that_it_first_was() -> None:
+    first = candidate()
+    origin = (ORIGIN, b"jobs/1/7/1700000000000")
+    moved = parse(record(first.record.value, (origin,), offset=99), "cluster", 1.0, 1)
+    assert isinstance(moved, Candidate)
+    assert moved.key == first.key
+    elsewhere = parse(record(first.record.value, (), offset=99), "cluster", 1.0, 1)
+    assert isinstance(elsewhere, Candidate)
+    assert elsewhere.key != first.key
+
+
+@pytest.mark.parametrize("content", [b"", b"jobs/1/7", b"jobs/one/7/0", b"\xff/1/2/3", None])
+def test_an_origin_that_is_none_is_refused(content: bytes | None) -> None:
+    found = parsed(b'{"tenant": "acme", "prompt": "hello"}', ((ORIGIN, content),))
+    assert (found.message if isinstance(found, Rejection) else None) == (
+        None if content is None else "the header 'loraq-origin' is not topic/partition/offset/timestamp; leave it out"
+    )
 
 
 def test_what_is_shown_of_a_wrong_value_is_short() -> None:

@@ -1,0 +1,79 @@
+"""Options by which a person says which dead letters are meant."""
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import click
+
+from schemas.common import ErrorCode
+from services.dlq.choice import Choice
+from services.dlq.edits import parsed_set
+from services.dlq.letters import LetterPlace
+
+UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+DEAD_CODES = (ErrorCode.INVALID_MESSAGE, ErrorCode.ID_CONFLICT, ErrorCode.UNAUTHENTICATED)
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def when(text: str) -> datetime:
+    """A moment: ISO 8601 (UTC unless it says otherwise), or an age like 90s, 15m, 2h or 7d."""
+    if (age := re.fullmatch(r"(\d{1,6})([smhd])", text)) is not None:
+        return datetime.now(UTC) - timedelta(**{UNITS[age[2]]: int(age[1])})
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        example = "neither a time like 2026-12-01T08:30:00Z nor an age like 15m, 2h or 7d"
+        raise click.BadParameter(f"{text!r} is {example}") from error
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def place(text: str) -> LetterPlace:
+    """Where a dead letter lies, as `list` shows it."""
+    try:
+        return LetterPlace.parsed(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not PARTITION:OFFSET, for instance 2:17") from error
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """`FIELD=VALUE` as path and content."""
+    try:
+        return parsed_set(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; for instance adapter=support-tone or sampling.max_tokens=64") from error
+
+
+FILTERS: Sequence[Decorator] = (
+    click.option(
+        "--letter",
+        "places",
+        type=place,
+        metavar="PLACE",
+        multiple=True,
+        help="This one, as listed; may be given again.",
+    ),
+    click.option("--code", "codes", type=click.Choice([str(c) for c in DEAD_CODES]), multiple=True, help="Error code."),
+    click.option("--tenant", help="Only what names this tenant."),
+    click.option("--adapter", help="NAME, whatever its version, or NAME@VERSION."),
+    click.option("--message", help="Part of the error message, in any case."),
+    click.option("--source-topic", metavar="TOPIC", help="Topic that it came from."),
+    click.option("--source-partition", type=click.IntRange(min=0), help="Partition that it came from."),
+    click.option("--from-offset", type=click.IntRange(min=0), help="Lowest offset there."),
+    click.option("--to-offset", type=click.IntRange(min=0), help="Highest offset there."),
+    click.option("--since", type=when, help="Put aside then or later: a time (ISO 8601), or an age like 2h."),
+    click.option("--until", type=when, help="Put aside before then."),
+)
+
+
+def filters(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say which letters are meant."""
+    for option in reversed(FILTERS):
+        command = option(command)
+    return command
+
+
+def choice_of(*, places: Sequence[LetterPlace], codes: Sequence[str], **options: Any) -> Choice:
+    """What the options say."""
+    return Choice(places=frozenset(places), codes=frozenset(codes), **options)

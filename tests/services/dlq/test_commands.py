@@ -1,0 +1,173 @@
+"""`loraq dlq` as an operator runs it, against a worker that puts records aside and serves what comes back."""
+
+import asyncio
+import json
+import subprocess
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from schemas.common import Lane
+from services.dlq.choice import Choice
+from services.dlq.edits import Edit
+from services.dlq.listing import newest
+from services.dlq.replay import Wish, replay
+from services.registry.tenants import add_tenant
+from services.secrets import SecretBox
+from services.settings import Settings
+from services.signing import SIGNATURE_HEADER, signature
+from tests.integration.workers import running_worker
+from tests.integration.world import World, job_request, open_world
+from tests.processes import loraq
+from tests.waiting import eventually
+
+TYPO = {"max_token": 3}
+
+
+async def dlq(settings: Settings, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command while the worker in this process goes on."""
+    return await asyncio.to_thread(loraq, "dlq", *arguments, settings=settings)
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+async def test_letters_are_looked_at_mended_and_sent_back_once(settings: Settings) -> None:
+    async with open_world(settings) as world, running_worker(settings):
+        await world.send(b"\xff", key=b"acme/tone", headers=[("mine", b"kept")])
+        await world.send(json.dumps(job_request(sampling=TYPO)).encode(), lane=Lane.BATCH)
+        await world.send(json.dumps(job_request(tenant="later")).encode(), key=b"later/x")
+        await world.dead_letters(3)
+        await letters_are_listed(settings)
+        await what_fails_again_is_refused_and_a_dry_run_sends_nothing(settings, world)
+        await a_tenant_that_was_added_later_gets_its_job(settings, world)
+        await a_field_is_mended(settings, world)
+        assert len(await world.dead_letters(3)) == 3
+
+
+async def letters_are_listed(settings: Settings) -> None:
+    listed = await dlq(settings, "list", "--json")
+    found = {letter["error_code"] + str(letter["tenant"]): letter for letter in lines(listed.stdout)}
+    assert listed.stderr == "3 dead letters: 2 invalid_message, 1 unauthenticated.\n"
+    assert found["invalid_messageacme"]["source"]["topic"] in map(settings.jobs_topic, (Lane.STANDARD, Lane.BATCH))
+    [garbage] = lines((await dlq(settings, "list", "--json", "--adapter", "tone")).stdout)
+    assert (garbage["key"], garbage["value_base64"], garbage["replays"]) == ("acme/tone", "/w==", 0)
+    assert garbage["headers"] == [{"name": "mine", "value": "kept"}]
+    table = (await dlq(settings, "list", "--code", "unauthenticated", "--since", "1h")).stdout
+    assert "no tenant 'later' is registered" in table
+    assert "invalid_message" not in table
+    shown = await dlq(settings, "show", garbage["letter"])
+    assert "value_base64" in shown.stdout
+    absent = await dlq(settings, "show", "0:999")
+    assert absent.stderr.startswith("loraq: there is no dead letter 0:999")
+
+
+async def what_fails_again_is_refused_and_a_dry_run_sends_nothing(settings: Settings, world: World) -> None:
+    planned = await dlq(settings, "replay", "--all", "--dry-run", "--json")
+    assert planned.returncode == 1
+    outcomes = sorted(row["outcome"] for row in lines(planned.stdout))
+    assert outcomes == ["refused", "refused", "would_replay"]
+    assert any("field 'sampling.max_token' is not known" in str(row["reason"]) for row in lines(planned.stdout))
+    assert "loraq: 2 of 3 dead letters were not sent back" in planned.stderr
+    assert await world.jobs() == {}
+
+
+async def a_tenant_that_was_added_later_gets_its_job(settings: Settings, world: World) -> None:
+    async with world.pool.acquire() as connection:
+        await add_tenant(connection, SecretBox(settings.secret_key), "later")
+    first = await dlq(settings, "replay", "--tenant", "later")
+    assert (first.returncode, first.stderr) == (0, "1 sent back\n")
+    rows = await eventually(world.jobs, what="the job's row")
+    again = await dlq(settings, "replay", "--tenant", "later", "--json")
+    assert again.returncode == 0
+    assert [row["outcome"] for row in lines(again.stdout)] == ["already_replayed"]
+    assert "once, to " in (await dlq(settings, "list", "--tenant", "later")).stdout
+    once_more = await dlq(settings, "replay", "--tenant", "later", "--again", "--lane", "interactive")
+    assert once_more.stderr == "1 sent back\n"
+    await world.ended(await world.send_job(lane=Lane.INTERACTIVE))
+    twice = {job_id: row for job_id, row in (await world.jobs()).items() if row["tenant"] == "later"}
+    assert twice.keys() == rows.keys(), "a dead letter that was sent back twice made two jobs"
+
+
+async def a_field_is_mended(settings: Settings, world: World) -> None:
+    edit = ["--set", "sampling.max_tokens=3", "--unset", "sampling.max_token"]
+    mended = await dlq(settings, "replay", "--message", "max_token", *edit, "--json")
+    [row] = lines(mended.stdout)
+    assert (mended.returncode, row["outcome"]) == (0, "replayed"), mended.stderr
+    assert row["to"].startswith(settings.jobs_topic(Lane.BATCH))
+
+    async def served() -> bool:
+        return "batch" in {row["lane"] for row in (await world.jobs()).values() if row["state"] == "succeeded"}
+
+    await eventually(served, what="the mended job's row")
+
+
+async def test_letters_are_read_and_sent_back_on_both_brokers(broker_settings: Settings) -> None:
+    settings = broker_settings
+    wish = Wish(Choice(), Edit(), None, limit=2, force=True, sign=False, again=False, dry_run=False)
+    async with open_world(settings) as world:
+        async with running_worker(settings):
+            for number in range(5):
+                await world.send(b"\xff", partition=number % 3)
+            await world.dead_letters(5)
+        letters, counts = await newest(settings, Choice(), 3)
+        assert (len(letters), counts["invalid_message"]) == (3, 5)
+        assert sorted(letters, key=lambda letter: letter.put_aside_at, reverse=True) == letters
+        since, _ = await newest(settings, Choice(since=letters[0].put_aside_at), 10)
+        assert letters[0] in since
+        for expected in (2, 2, 1, 0):
+            reports = [report async for batch in replay(settings, wish) for report in batch]
+            assert sum(report.outcome == "replayed" for report in reports) == expected
+        assert await newest(settings, Choice(since=letters[0].put_aside_at + timedelta(days=1)), 1) == ([], Counter())
+
+
+async def test_a_whole_value_replaces_one_letter_and_is_signed_in_its_tenants_name(
+    settings: Settings, tmp_path: Path
+) -> None:
+    settings = settings.model_copy(update={"require_signed_jobs": True})
+    file = tmp_path / "value.json"
+    file.write_text(json.dumps(job_request()))
+    async with open_world(settings) as world, running_worker(settings):
+        for value in (b"one", b"two"):
+            signed = signature(world.producer_key.encode(), value).encode()
+            await world.send(value, key=b"acme/tone", headers=[(SIGNATURE_HEADER, signed)])
+        await world.dead_letters(2)
+        both = await dlq(settings, "replay", "--all", "--edit", str(file), "--sign")
+        assert "--edit gives the value of one letter, but more are chosen" in both.stderr
+        place = lines((await dlq(settings, "list", "--json")).stdout)[0]["letter"]
+        unsigned = await dlq(settings, "replay", "--letter", place, "--edit", str(file))
+        assert "--sign makes one in the tenant's name" in unsigned.stdout
+        done = await dlq(settings, "replay", "--letter", place, "--edit", str(file), "--sign")
+        assert (done.returncode, done.stderr) == (0, "1 sent back\n")
+        await eventually(world.jobs, what="the job's row")
+        assert len(await world.dead_letters(2)) == 2
+
+
+async def test_what_is_missing_is_named(settings: Settings) -> None:
+    no_topic = await dlq(settings, "list")
+    assert no_topic.returncode == 1
+    assert no_topic.stderr == (
+        f"loraq: there is no topic {settings.dead_topic} on {settings.kafka_bootstrap}; make it with `loraq topics`, or"
+        " let this user describe it\n"
+    )
+    async with open_world(settings) as world:
+        async with running_worker(settings):
+            await world.send(b"\xff")
+            await world.dead_letters(1)
+        away = settings.model_copy(update={"database_url": "postgresql://loraq@127.0.0.1:1/loraq"})
+        listed = await dlq(away, "list", "--json")
+        assert [row["replayed_at"] for row in lines(listed.stdout)] == [None]
+        assert listed.stderr.startswith("Which of them were replayed is not known: could not connect to Postgres")
+        failed = await dlq(away, "replay", "--all", "--force")
+        assert (failed.returncode, failed.stdout) == (1, "")
+
+
+def test_wrong_usage_is_status_2(settings: Settings) -> None:
+    for arguments in (
+        ["replay"],
+        ["show", "17"],
+    ):
+        refused = loraq("dlq", *arguments, settings=settings)
+        assert (refused.returncode, refused.stdout) == (2, ""), arguments
