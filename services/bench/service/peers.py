@@ -54,13 +54,6 @@ async def faststream(settings: Settings, pool: Pool, schema: str, count: int, wo
     async def decode(message: Any) -> JobRequest:
         return JobRequest.model_validate_json(message.body)
 
-    @broker.subscriber(
-        settings.jobs_topic(settings.lanes[0]),
-        group_id=f"{settings.pool}.{schema}",
-        auto_offset_reset="earliest",
-        max_workers=workers,
-        decoder=decode,
-    )
     async def handle(job: JobRequest) -> None:
         nonlocal began, handled
         began = began or time.monotonic()
@@ -69,6 +62,14 @@ async def faststream(settings: Settings, pool: Pool, schema: str, count: int, wo
         if handled >= count:
             done.set()
 
+    subscribe = broker.subscriber(
+        settings.jobs_topic(settings.lanes[0]),
+        group_id=f"{settings.pool}.{schema}",
+        auto_offset_reset="earliest",
+        max_workers=workers,
+        decoder=decode,
+    )
+    subscribe(handle)
     await broker.start()
     await done.wait()
     seconds = time.monotonic() - began
