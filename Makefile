@@ -24,7 +24,7 @@ FOLLOW_PIP = pip_setting() { $(BIN)/python -m pip config get global.$$1 2>/dev/n
 	mirror="$${PIP_INDEX_URL:-$$(pip_setting index-url)}"; \
 	if [ -n "$$mirror" ] && [ -z "$${UV_DEFAULT_INDEX:-}$${UV_INDEX_URL:-}" ]; then export UV_DEFAULT_INDEX="$$mirror"; fi
 
-.PHONY: help demo test lint fmt bench adapters kernels-full gpu-check up down reference requirements clean
+.PHONY: help demo test lint fmt bench faults adapters kernels-full gpu-check up down reference requirements clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -53,6 +53,10 @@ fmt: $(VENV)/.dev ## format the code and apply the safe fixes
 
 bench: $(VENV)/.local ## measure the engine; BENCH="engine --distinct 0 --json" chooses what, LORAQ_BASE_MODEL on which model
 	@export LORAQ_BASE_MODEL="$${LORAQ_BASE_MODEL:-$$($(BIN)/python -c '$(BASE_MODEL)')}"; $(BIN)/loraq bench $(BENCH)
+
+faults: $(VENV)/.dev ## break everything that can break, on real servers, and write docs/reliability.md; FAULTS="2,4" SEEDS=1 JOBS=100, MUTANTS=1
+	$(BIN)/python -m tests.faults $(if $(FAULTS),--faults "$(FAULTS)") $(if $(SEEDS),--seeds $(SEEDS)) \
+		$(if $(JOBS),--jobs $(JOBS)) $(if $(MUTANTS),--mutants)
 
 # Threads that spin while they wait for each other make a machine that does something else as well many times slower.
 adapters: $(VENV)/.dev ## train the example adapters anew and score them (about ten minutes on two cores)

@@ -125,7 +125,7 @@ def spawn(
     """
     with TemporaryDirectory(prefix="loraq-process-") as scratch:
         directory = Path(scratch)
-        process = Process(_start(command, settings, env or {}, directory), directory)
+        process = Process(start(command, settings_environment(settings), env or {}, directory), directory)
         try:
             if ready_timeout_s is not None:
                 process.wait_ready(ready_timeout_s)
@@ -138,17 +138,14 @@ def spawn(
                 process.stop()
 
 
-def _start(
-    command: Sequence[str], settings: Settings, env: Mapping[str, str], directory: Path
+def start(
+    command: Sequence[str],
+    settings: Mapping[str, str],
+    env: Mapping[str, str],
+    directory: Path,
+    module: str = "services.cli",
 ) -> "subprocess.Popen[bytes]":
-    variables = {
-        **os.environ,
-        **settings_environment(settings),
-        "LORAQ_HTTP_PORT_FILE": str(directory / "port"),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONUNBUFFERED": "1",
-        **env,
-    }
+    """Start `python -m module <command>`; the directory gets its log and the port of its health page."""
     dies_with_this_process = [
         sys.executable,
         "-I",
@@ -161,13 +158,25 @@ def _start(
     with (directory / "log").open("wb") as log:
         return subprocess.Popen(
             # A directory of its own, so that no env file of the developer's is read.
-            [*dies_with_this_process, sys.executable, "-m", "services.cli", *command],
+            [*dies_with_this_process, sys.executable, "-m", module, *command],
             cwd=directory,
-            env=variables,
+            env=variables(settings, env, directory),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
+
+
+def variables(settings: Mapping[str, str], env: Mapping[str, str], directory: Path) -> dict[str, str]:
+    """The environment of a process whose log and health port lie in the directory."""
+    return {
+        **os.environ,
+        **settings,
+        "LORAQ_HTTP_PORT_FILE": str(directory / "port"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        **env,
+    }
 
 
 def loraq(

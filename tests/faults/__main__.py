@@ -1,0 +1,78 @@
+"""`make faults`: runs experiments, prints the table, writes docs/reliability.md."""
+
+import argparse
+import asyncio
+import logging
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.faults import report
+from tests.faults.experiment import EXPERIMENTS, Experiment, Verdict, carry_out
+from tests.faults.experiments import load
+from tests.faults.live import caught
+from tests.faults.mutants import MUTANTS
+from tests.faults.stack import Stack, furnish, running_stack
+
+SEEDS = 5
+
+
+def chosen(names: str) -> list[Experiment]:
+    """The experiments of a comma-separated list; all that are not extras if it is empty. Exits on an unknown name."""
+    if not names:
+        return [each for each in EXPERIMENTS.values() if not each.extra]
+    unknown = [name for name in names.split(",") if name not in EXPERIMENTS]
+    if unknown:
+        sys.exit(f"faults: there is no experiment {', '.join(unknown)}; there are {', '.join(EXPERIMENTS)}")
+    return [EXPERIMENTS[name] for name in names.split(",")]
+
+
+async def run_all(stack: Stack, experiments: list[Experiment], seeds: int, jobs: int | None) -> list[Verdict]:
+    """Every experiment with every seed, told as it goes."""
+    await furnish(stack)
+    verdicts: list[Verdict] = []
+    for each in experiments:
+        for seed in range(1, (1 if each.extra else seeds) + 1):
+            verdicts.append(await carry_out(stack, each, seed, jobs))
+            print(report.line(each.row, verdicts[-1]), flush=True)
+    return verdicts
+
+
+async def run_mutants(stack: Stack, jobs: int | None) -> dict[str, str]:
+    """Every defect, and which promises the checker saw broken."""
+    await furnish(stack)
+    said: dict[str, str] = {}
+    for name in MUTANTS:
+        verdict = await caught(stack, name, jobs)
+        promises = sorted({problem[:2] for problem in verdict.problems if problem[:1] == "P" and problem[2:3] == ":"})
+        said[name] = f"caught, {', '.join(promises)} broken" if promises else "**not caught**"
+        print(f"{name}: {said[name]} ({verdict.seconds:.1f} s)", flush=True)
+    return said
+
+
+def main() -> None:
+    """Exit status 1 if any run had a problem, or if a mutant was not caught."""
+    parser = argparse.ArgumentParser(prog="make faults", description=__doc__)
+    parser.add_argument("--faults", default="", help="rows, separated by commas; all by default")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--jobs", type=int, default=None, help="jobs a run, instead of each experiment's own number")
+    parser.add_argument("--mutants", action="store_true", help="run the product with defects instead")
+    arguments = parser.parse_args()
+    load()
+    experiments = [] if arguments.mutants else chosen(arguments.faults)
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # the harness looks at servers that are away
+    directory = Path(tempfile.mkdtemp(prefix="loraq-faults-"))
+    begun = time.monotonic()
+    with running_stack(directory) as stack:
+        mutants = asyncio.run(run_mutants(stack, arguments.jobs)) if arguments.mutants else {}
+        verdicts = asyncio.run(run_all(stack, experiments, arguments.seeds, arguments.jobs)) if experiments else []
+        versions = report.versions(stack)
+    rows = report.summed(verdicts)
+    print(f"\n{report.table(rows)}\n\n{time.monotonic() - begun:.0f} s; logs in {directory}")
+    report.write(rows, versions, mutants)
+    sys.exit(any(row.problems for row in rows) or any("not caught" in said for said in mutants.values()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The product's own worker and dispatcher with the switches of the fault suite, which no other build has.
+
+python -m tests.faults.entry worker|dispatcher
+"""
+
+import functools
+import sys
+from datetime import timedelta
+from typing import Any, Literal
+
+from services import kafka, lifecycle
+from services.dispatcher import app as dispatcher_app
+from services.dispatcher import events, webhooks
+from services.lifecycle import Lifecycle
+from services.settings import Settings
+from services.worker import app as worker_app
+from tests.faults import crash
+from tests.faults.mutants import MUTANTS
+
+PACED_ENGINE = "tests.faults.engine:paced_engine"
+
+
+class FaultSettings(Settings):
+    """The settings, and beside them the switches."""
+
+    crash_at: str | None = None
+    crash_hit: int = 1
+    crash_how: Literal["kill", "block", "pause"] = "kill"
+    mutant: str | None = None
+    engine_factory: str = PACED_ENGINE
+    max_poll_interval_s: float | None = None
+    blocked_after_s: float = 20.0
+    claim_slack_s: float = 2.0
+
+
+def apply(settings: FaultSettings) -> None:
+    """Throw the switches in this process."""
+    webhooks.CLAIM_SLACK = events.CLAIM_FOR = timedelta(seconds=settings.claim_slack_s)
+    lifecycle.BLOCKED_AFTER_S = settings.blocked_after_s
+    if settings.max_poll_interval_s is not None:
+        _bound_poll_interval(settings.max_poll_interval_s)
+    if settings.crash_at is not None:
+        crash.arm(settings.crash_at, settings.crash_hit, settings.crash_how)
+    if settings.mutant is not None:
+        MUTANTS[settings.mutant]()
+
+
+def _bound_poll_interval(interval_s: float) -> None:
+    """The library's own five minutes would take too long to pass."""
+    make: Any = kafka.AIOKafkaConsumer
+    kafka.AIOKafkaConsumer = functools.partial(make, max_poll_interval_ms=round(interval_s * 1000))
+
+
+async def _worker(settings: FaultSettings, life: Lifecycle) -> None:
+    await worker_app.serve(life, settings, settings.engine_factory)
+
+
+async def _dispatcher(settings: FaultSettings, life: Lifecycle) -> None:
+    await dispatcher_app.serve(life, settings)
+
+
+def main(process: str) -> None:
+    """Run one process as `loraq` would."""
+    settings = FaultSettings(_env_file=None)
+    apply(settings)
+    serve = {"worker": _worker, "dispatcher": _dispatcher}[process]
+    lifecycle.run(process, settings, functools.partial(serve, settings))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

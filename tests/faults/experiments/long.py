@@ -1,0 +1,133 @@
+"""Extras, run when named: workers killed for five minutes, and a backlog of a million messages."""
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+
+from confluent_kafka import Producer
+
+from schemas.common import Lane
+from services.identifiers import uuid7
+from services.objectstore import open_store
+from services.registry.push import inspect, push
+from tests.builders import lora_adapter
+from tests.faults.engine import prompt_of
+from tests.faults.experiment import experiment
+from tests.faults.run import Run, open_run
+from tests.faults.snapshot import Key
+from tests.faults.stack import ADMIT
+
+MIB = 1024 * 1024
+KILL_EVERY_S = 20.0
+KILLS = 15
+FEW, MANY = 10_000, 1_000_000
+NUM_ADAPTERS = 500
+SERVED = 4_000
+SLOWER, SLACK_S = 1.5, 2.0
+GROWTH_BYTES = 32 * MIB
+IN_ENGINE = "select count(*) from loraq.jobs where state = 'running' and worker = $1"
+
+
+@experiment(
+    "kills",
+    "two workers, one killed every 20 s for five minutes",
+    "engine calls at most jobs + kills x jobs in flight at a kill",
+    jobs=15_000,
+    timeout_s=900.0,
+    extra=True,
+)
+async def killed_again_and_again(run: Run) -> None:
+    in_flight: list[int] = []
+    per_s = run.count / (KILLS * KILL_EVERY_S)
+    async with run.dispatcher(), run.worker() as first, run.worker() as second:
+        workers = [first, second]
+        async with run.traffic.flowing(run.count, per_s=per_s, latency_ms=(100, 800)):
+            for number in range(KILLS):
+                await asyncio.sleep(KILL_EVERY_S)
+                victim = workers[number % 2]
+                in_flight.append(await run.tables.number(IN_ENGINE, victim.name))
+                victim.process.kill()
+                workers[number % 2] = run.start("worker")
+                await workers[number % 2].ready()
+        await run.settled(300.0)
+        for worker in workers:
+            if worker.alive:
+                await worker.stop()
+    found, most = len(run.calls()), max(in_flight)
+    allowed = run.count + KILLS * most
+    run.expect(found <= allowed, f"{found} engine calls, at most {allowed} are explained")
+    run.notes.append(
+        f"{KILLS} kills, {sum(in_flight)} jobs in flight at them, {found - run.count} calls beyond one a job"
+    )
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a worker began in front of a backlog: seconds until it was ready and until `SERVED` jobs had ended, and its
+    resident memory then."""
+
+    ready_s: float
+    served_s: float
+    memory_bytes: int
+
+    def __str__(self) -> str:
+        served = f"{SERVED} jobs ended after {self.served_s:.1f} s"
+        return f"ready after {self.ready_s:.1f} s, {served}, {self.memory_bytes / MIB:.0f} MiB"
+
+
+@experiment(
+    "backlog",
+    "a backlog of 1,000,000 messages with 500 adapters",
+    "start-up time and memory do not grow with it",
+    jobs=0,
+    timeout_s=1200.0,
+    extra=True,
+    checked=False,
+)
+async def deep_backlog(run: Run) -> None:
+    few, many = await start_before(run, FEW), await start_before(run, MANY)
+    run.notes += [f"{FEW:,}: {few}", f"{MANY:,}: {many}"]
+    run.expect(many.ready_s <= SLOWER * few.ready_s + SLACK_S, "start-up took longer in front of the long backlog")
+    run.expect(many.served_s <= SLOWER * few.served_s + SLACK_S, "the first jobs took longer behind the long backlog")
+    run.expect(many.memory_bytes - few.memory_bytes < GROWTH_BYTES, "memory grew with the backlog")
+
+
+async def start_before(run: Run, depth: int) -> Start:
+    """Start a worker in front of so many messages."""
+    async with open_run(run.stack, f"backlog-{depth}-{int(time.time())}", run.seed, depth) as deep:
+        await add_adapters(deep)
+        await asyncio.to_thread(fill, deep, depth)
+        begun = time.monotonic()
+        async with deep.worker() as worker:
+            ready_s = time.monotonic() - begun
+            await deep.ended(SERVED, 300.0)
+            return Start(ready_s, time.monotonic() - begun, worker.memory_bytes())
+
+
+async def add_adapters(run: Run) -> None:
+    """Five hundred, each with weights of its own."""
+    async with open_store(run.settings) as store:
+        for number in range(NUM_ADAPTERS):
+            directory = run.directory / "adapters" / str(number)
+            lora_adapter(directory, run.stack.base_model(), rank=1, targets=("q_proj",), layers=(0,), seed=number)
+            await push(run.tables.pool, store, "acme", f"many-{number}", inspect(directory, 2**30))
+    await run.tables.execute(ADMIT)
+
+
+def fill(run: Run, depth: int) -> None:
+    """Produce the backlog; blocks."""
+    options = {"acks": "all", "linger.ms": 20, "queue.buffering.max.messages": 200_000}
+    producer = Producer({"bootstrap.servers": run.settings.kafka_bootstrap, **options})
+    for number in range(depth):
+        key, adapter = Key("acme", uuid7()), f"many-{number % NUM_ADAPTERS}"
+        prompt = prompt_of(key, 5)
+        request = {"tenant": "acme", "job_id": str(key.job_id), "adapter": adapter, "prompt": prompt}
+        while True:
+            try:
+                producer.produce(run.settings.jobs_topic(Lane.STANDARD), json.dumps(request), key=f"acme/{adapter}")
+            except BufferError:
+                producer.poll(0.2)
+            else:
+                break
+    producer.flush(120.0)

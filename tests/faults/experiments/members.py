@@ -1,0 +1,130 @@
+"""Rows 6, 7, 8 and 24: workers that are suspended, come and go, take long, or are told to stop."""
+
+import asyncio
+import signal
+
+from tests.faults.experiment import experiment
+from tests.faults.run import Run
+from tests.faults.service import Service
+
+CAPACITY_OVER_BATCH = 1.25  # what a worker hands to its engine ahead of a batch's end
+
+
+@experiment(
+    "6",
+    "SIGSTOP a worker past its session, another finishes, SIGCONT",
+    "the zombie's write updates nothing; it rejoins; usage counted once",
+)
+async def suspended(run: Run) -> None:
+    await run.traffic.send(run.count, latency_ms=(200, 400))
+    async with run.dispatcher(), run.worker() as zombie:
+        await run.called(run.random.randint(20, 60))
+        zombie.process.send_signal(signal.SIGSTOP)
+        async with run.worker() as other:
+            await run.ended(run.count // 2)
+            zombie.process.send_signal(signal.SIGCONT)
+            await run.settled()
+            await run.until(lambda: has_partitions(zombie, other), "the zombie to rejoin", 30.0)
+            stale = await zombie.metric("loraq_stale_writes_total")
+    run.expect(stale > 0, "the zombie met no newer fence: the fault did not happen")
+    run.notes.append(f"{stale:.0f} stale attempts dropped")
+
+
+async def has_partitions(*workers: Service) -> bool:
+    """Whether each of them owns some."""
+    owned = [await worker.metric("loraq_partitions_assigned") for worker in workers]
+    return all(owned)
+
+
+@experiment(
+    "7",
+    "a second worker starts and stops every few seconds, jobs longer than that",
+    "all done; engine calls at most jobs + stops x jobs in flight at a stop; memory bounds kept across rebalances",
+    drain_s=1.0,
+    max_batch_size=64,
+    max_backlog_jobs=300,
+)
+async def come_and_go(run: Run) -> None:
+    stops, in_flight, most_held = 4, 0, 0
+    await run.traffic.send(run.count, latency_ms=(3000, 5000))
+    async with run.dispatcher(), run.worker() as stays:
+        for _ in range(stops):
+            async with run.worker() as guest:
+                await run.until(lambda guest=guest: has_partitions(guest), "the guest to take part", 60.0)
+                await asyncio.sleep(run.random.uniform(0.5, 2.5))
+                most_held = max(most_held, await held(run, stays.name), await held(run, guest.name))
+                in_flight += round(await guest.metric("loraq_running_jobs"))
+        await run.settled()
+    bound = run.settings.max_backlog_jobs
+    run.expect(most_held <= bound, f"a worker held {most_held} jobs, its bound is {bound}: pauses were not re-applied")
+    allowed = run.count + in_flight + stops * round(run.settings.max_batch_size * CAPACITY_OVER_BATCH)
+    found = len(run.calls())
+    run.expect(found <= allowed, f"{found} engine calls, at most {allowed} are explained by {stops} stops")
+    run.notes.append(f"{stops} stops, {in_flight} jobs in flight at them, {most_held} held at most")
+
+
+async def held(run: Run, worker: str) -> int:
+    """Jobs that a worker has taken and not ended."""
+    return await run.tables.number(
+        "select count(*) from loraq.jobs where state in ('queued', 'running') and worker = $1", worker
+    )
+
+
+@experiment(
+    "8",
+    "jobs longer than max.poll.interval; then a loop that blocks for good",
+    "no rebalance: polling goes on while paused; the blocked loop is noticed and the process restarted",
+    max_poll_interval_s=2.0,
+    max_batch_size=250,
+    max_backlog_jobs=600,
+)
+async def long_jobs(run: Run) -> None:
+    await run.traffic.send(run.count, latency_ms=(4000, 6000))
+    async with run.dispatcher():
+        async with run.worker() as worker:
+            await run.settled()
+            rebalances = await worker.metric("loraq_rebalances_total")
+            calls = len(run.calls())
+        await run.traffic.send(50)
+        hit = run.random.randint(1, 3)
+        switches = {"blocked_after_s": 2.0, "crash_at": "after_db_commit", "crash_hit": hit, "crash_how": "block"}
+        async with run.worker(**switches, wait=False) as blocked:
+            status = await blocked.died(40.0)
+            run.expect("loop_blocked" in blocked.process.log, "the watchdog did not say why it ended the process")
+        async with run.worker():
+            await run.settled()
+    run.expect(rebalances == 1, f"{rebalances:.0f} assignments: the worker lost its membership over a long job")
+    run.expect(calls == run.count, f"{calls} engine calls for {run.count} long jobs")
+    run.expect(status == 1, f"the blocked worker ended with status {status}, not 1")
+
+
+@experiment(
+    "24",
+    "SIGTERM under load",
+    "drains within its grace period, commits, leaves the group; nothing runs twice that had finished",
+)
+async def told_to_stop(run: Run) -> None:
+    real = run.seed == 1
+    engine = {"engine_factory": "tests.faults.engine:journaled_engine", "base_model": run.stack.base_model()}
+    switches = engine if real else {}
+    async with run.dispatcher(), run.traffic.flowing(run.count, per_s=150, latency_ms=(50, 300)) as flow:
+        async with run.worker(**switches) as first:
+            await run.ended(run.random.randint(30, 150))
+            begun = asyncio.get_running_loop().time()
+            status = await first.stop()
+            took = asyncio.get_running_loop().time() - begun
+        running = [job for job in await run.tables.jobs() if job.state == "running"]
+        before, ended = len(run.calls()), await run.tables.ended()
+        async with run.worker(**switches) as second:
+            joined = asyncio.get_running_loop().time()
+            await run.until(lambda: has_partitions(second), "the next worker to have partitions", 30.0)
+            waited = asyncio.get_running_loop().time() - joined
+            await flow
+            await run.settled()
+    run.expect(status == 0, f"exit status {status} after SIGTERM")
+    run.expect(took < run.settings.drain_s + 5, f"it took {took:.1f} s to stop, its grace is {run.settings.drain_s} s")
+    run.expect(not running, f"{len(running)} jobs were left running")
+    run.expect(waited < run.settings.kafka_session_timeout_s, "the first worker did not leave the group")
+    run.expect_no_rerun(before, ended)
+    run.expect(len(run.calls()) == len({call.key for call in run.calls()}), "a job reached an engine twice")
+    run.notes.append(f"stopped in {took:.1f} s" + (", real engine" if real else ""))

@@ -1,0 +1,99 @@
+"""Rows 9, 10 and 11: the broker and the database go away, in the worst moment or for long."""
+
+import asyncio
+
+from tests.faults.experiment import experiment
+from tests.faults.proxy import Proxy
+from tests.faults.run import Run
+from tests.faults.service import Service
+
+MIB = 1024 * 1024
+COMMIT = b"COMMIT;"
+LONG_OUTAGE_S = 125.0
+
+
+@experiment(
+    "9",
+    "broker killed and restarted under load",
+    "nothing lost; consumer and producer recover without a restart",
+)
+async def broker_restarted(run: Run) -> None:
+    async with run.dispatcher() as dispatcher, run.worker() as worker:
+        async with run.traffic.flowing(run.count, per_s=60, latency_ms=(20, 200)):
+            await run.ended(run.random.randint(20, 100))
+            run.stack.kafka.kill()
+            await asyncio.sleep(run.random.uniform(0.5, 4.0))
+            run.stack.kafka.launch()
+            await asyncio.to_thread(run.stack.kafka.wait_ready)
+        await run.settled()
+        run.expect(worker.alive and dispatcher.alive, "a process ended with the broker")
+        unacknowledged = sum(sent.place is None for sent in run.traffic.sent)
+    run.notes.append(f"{unacknowledged} records not acknowledged")
+
+
+@experiment(
+    "10",
+    "Postgres killed at commit; commit sent and reply lost",
+    "the outcome is read back; one row; the pool returns to full",
+)
+async def commit_in_doubt(run: Run) -> None:
+    kill = run.seed % 2 == 1
+    postgres = run.stack.postgres
+    async with Proxy(postgres.port) as proxy, run.dispatcher(), run.worker(database_url=run.through(proxy)) as worker:
+        at_commit = postgres.kill if kill else lambda: None
+        lost = proxy.lose_reply(COMMIT, hit=run.random.randint(3, 20), then=at_commit)
+        await run.traffic.send(run.count)
+        await asyncio.wait_for(lost.wait(), 60.0)
+        if kill:
+            postgres.launch()
+            await asyncio.to_thread(postgres.wait_ready)
+        for _ in range(run.random.randint(1, 3)):
+            lost = proxy.lose_reply(COMMIT, hit=run.random.randint(1, 5))
+            await run.traffic.send(20)
+            await asyncio.wait_for(lost.wait(), 60.0)
+        await run.settled()
+        run.expect(worker.alive, "the worker ended with the database's connection")
+        await run.until(lambda: is_ready(worker), "the worker to be ready again", 30.0)
+    run.notes.append("server killed, then replies lost" if kill else "replies lost")
+
+
+async def is_ready(worker: Service) -> bool:
+    """What /readyz says."""
+    return '"ready": true' in await worker.unready_reasons()
+
+
+@experiment(
+    "11",
+    "Postgres away (for two minutes with the first seed)",
+    "consumption pauses, memory flat, offsets still, recovers by itself",
+    database_timeout_s=5.0,
+    timeout_s=400.0,
+    max_backlog_jobs=200,
+)
+async def database_away(run: Run) -> None:
+    away_s = LONG_OUTAGE_S if run.seed == 1 else run.random.uniform(6.0, 14.0)
+    async with run.dispatcher() as dispatcher, run.worker() as worker:
+        async with run.traffic.flowing(run.count, per_s=100, latency_ms=(20, 100)):
+            await run.ended(run.random.randint(30, 150))
+            run.stack.postgres.kill()
+            await run.until(lambda: says_database(worker), "the worker to notice", 60.0)
+            await asyncio.sleep(2.0)
+            before, offsets = worker.memory_bytes(), await run.uncommitted()
+            await asyncio.sleep(away_s)
+            after, later = worker.memory_bytes(), await run.uncommitted()
+            paused = await worker.metric("loraq_partitions_paused")
+            run.stack.postgres.start()
+        await run.settled()
+        run.expect(worker.alive and dispatcher.alive, "a process ended with the database")
+        await run.until(lambda: is_ready(worker), "the worker to be ready again", 30.0)
+    moved = {place.partition: place.offset for place in offsets}
+    still = all(moved.get(place.partition, place.offset) == place.offset for place in later)
+    run.expect(still, "an offset moved while the database was away")
+    run.expect(paused > 0, "no partition was paused")
+    run.expect(after - before < 8 * MIB, f"memory grew by {(after - before) / MIB:.1f} MiB in {away_s:.0f} s")
+    run.notes.append(f"away {away_s:.0f} s, memory {(after - before) / MIB:+.1f} MiB")
+
+
+async def says_database(worker: Service) -> bool:
+    """Whether it knows that the database is away."""
+    return '"database"' in await worker.unready_reasons()

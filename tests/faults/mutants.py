@@ -1,0 +1,118 @@
+"""Defects that a checker worth its name finds in a live run: the product, with one promise broken from outside."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+from services.database import transaction
+from services.dispatcher.sender import Sender
+from services.worker import statements as sql
+from services.worker.acceptor import Acceptor
+from services.worker.ledger import Ledger
+from services.worker.store import JobStore
+
+HEAD_START_S = 0.3
+
+
+def _replaced(name: str, old: str, new: str) -> None:
+    text = getattr(sql, name)
+    assert old in text, f"the statement {name} no longer says {old!r}: bring the mutant up to date"
+    setattr(sql, name, text.replace(old, new))
+
+
+def offset_before_commit() -> None:
+    """Positions are due as soon as records were handed out."""
+
+    def due(self: Ledger) -> dict[Any, int]:
+        return {
+            partition: column.open[-1] + 1 if column.open else column.position
+            for partition, column in self._columns.items()
+            if column.position is not None
+        }
+
+    Ledger.due = due  # type: ignore[method-assign]
+
+
+def no_fence() -> None:
+    """An attempt writes whatever the job's fence and state are by now."""
+    _replaced("FINISH_JOBS", "jobs.fence = ended.fence and jobs.state in ('queued', 'running')", "true")
+    sql.INSERT_RESULTS += "on conflict (accepted_on, tenant, job_id) do update set total_ms = excluded.total_ms\n"
+
+
+def new_webhook_id_per_attempt() -> None:
+    """Each attempt is signed under an id of its own."""
+    send = Sender.send
+
+    async def with_new_id(self: Sender, target: str, _id: str, *rest: Any) -> Any:
+        return await send(self, target, str(uuid4()), *rest)
+
+    Sender.send = with_new_id  # type: ignore[method-assign, assignment]
+
+
+def row_without_outbox() -> None:
+    """Every seventh effect is forgotten."""
+    sql.INSERT_OUTBOX += "where get_byte(uuid_send(job_id), 15) % 7 <> 0\n"
+
+
+def result_changed() -> None:
+    """A result is touched again after its job ended."""
+    complete = JobStore.complete
+
+    async def and_touch(self: JobStore, completions: Any) -> Any:
+        ours = await complete(self, completions)
+        async with transaction(self._pool) as connection:
+            await connection.execute("update loraq.results set total_ms = total_ms + 1")
+        return ours
+
+    JobStore.complete = and_touch  # type: ignore[method-assign]
+
+
+def lost_job() -> None:
+    """One record of a hundred is taken for done without being looked at."""
+    receive = Acceptor.receive
+    count = 0
+
+    def receive_most(self: Acceptor, records: Any) -> None:
+        nonlocal count
+        kept = []
+        for record in records:
+            count += 1
+            if count % 100:
+                kept.append(record)
+            else:
+                self._ledger.finish(record.place)
+        receive(self, kept)
+
+    Acceptor.receive = receive_most  # type: ignore[method-assign]
+
+
+def webhook_before_row() -> None:
+    """Effects are written in a transaction of their own, ahead of what they announce."""
+    from services.worker.store import _outbox_columns
+
+    complete, insert = JobStore.complete, sql.INSERT_OUTBOX
+
+    async def announce_first(self: JobStore, completions: Any) -> Any:
+        async with transaction(self._pool) as connection:
+            await connection.execute(insert, *_outbox_columns(completions), self._pool_name)
+            await connection.execute(sql.WAKE_DISPATCHERS)
+        await asyncio.sleep(HEAD_START_S)
+        return await complete(self, completions)
+
+    sql.INSERT_OUTBOX += "where false\n"
+    JobStore.complete = announce_first  # type: ignore[method-assign]
+
+
+MUTANTS: dict[str, Callable[[], None]] = {
+    mutant.__name__: mutant
+    for mutant in (
+        offset_before_commit,
+        no_fence,
+        new_webhook_id_per_attempt,
+        row_without_outbox,
+        result_changed,
+        lost_job,
+        webhook_before_row,
+    )
+}

@@ -1,0 +1,174 @@
+"""The report: a line per run, a table per experiment, and docs/reliability.md with the newest runs of each row."""
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tests.faults.experiment import EXPERIMENTS, Verdict
+from tests.faults.stack import Stack
+from tests.servers.kafka import VERSION
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "reliability.md"
+STORE = ROOT / ".faults" / "results.json"
+MAX_SHOWN = 6
+
+HEAD = """# Reliability
+
+What `make faults` saw: the worker and the dispatcher as processes against Apache Kafka (`acks=all`), PostgreSQL (fsync
+and synchronous commit on) and an S3-compatible store, while something goes wrong. Each run has a database, topics and
+traffic of its own: besides the jobs, about 3 % of the records are sent twice and 1 % are no jobs at all. Afterwards one
+checker reads the topics, the tables, what the recording receiver got and the engines' own journal, and asserts P1 to
+P6 of the [guarantees](guarantees.md). While a run goes on it also looks whether any offset is committed ahead of what
+it covers.
+
+*lost*: records without their end (a terminal row, or a dead letter). *duplicate rows*: rows of `jobs`, `results` and
+`outbox` beyond the one that is due. *early webhooks*: webhooks whose row was not committed when they came. *calls*:
+requests that reached an engine, for each job. A row fails if any promise was broken in any run, or if what the row
+expects was not seen. The engine is a stub whose prompts say how long it takes, except where a remark says otherwise.
+"""
+MUTANTS = """
+## The checker is checked
+
+`tests/faults/test_checker.py` breaks one promise after the other in a snapshot and asserts that the checker names it.
+`make faults MUTANTS=1` runs the product itself with a defect patched in from outside; each must be caught:
+
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """All runs of one experiment, as the table shows them."""
+
+    row: str
+    seeds: int
+    jobs: int
+    lost: int
+    duplicates: int
+    orphan_webhooks: int
+    calls_per_job: float
+    seconds: float
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+    commit: str
+    date: str
+
+
+def line(which: str, verdict: Verdict) -> str:
+    """One run, as it is told when it ends."""
+    found = verdict.figures
+    said = "ok" if not verdict.problems else f"{len(verdict.problems)} PROBLEMS"
+    text = (
+        f"{which:>8} seed {verdict.seed}: {said}; {found.jobs} jobs, {found.lost} lost, {found.duplicates} duplicate"
+        f" rows, {found.orphan_webhooks} early webhooks, {found.calls} engine calls, {verdict.seconds:.1f} s"
+    )
+    return "\n    ".join(["; ".join([text, *verdict.notes]), *verdict.problems[:MAX_SHOWN]])
+
+
+def summed(verdicts: Iterable[Verdict]) -> list[Row]:
+    """A row per experiment."""
+    rows: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        rows.setdefault(verdict.row, []).append(verdict)
+    return [_row(name, runs) for name, runs in rows.items()]
+
+
+def _row(name: str, runs: list[Verdict]) -> Row:
+    jobs = sum(run.figures.jobs for run in runs)
+    return Row(
+        row=name,
+        seeds=len(runs),
+        jobs=jobs,
+        lost=sum(run.figures.lost for run in runs),
+        duplicates=sum(run.figures.duplicates for run in runs),
+        orphan_webhooks=sum(run.figures.orphan_webhooks for run in runs),
+        calls_per_job=round(sum(run.figures.calls for run in runs) / jobs, 3) if jobs else 0.0,
+        seconds=round(sum(run.seconds for run in runs), 1),
+        problems=tuple(f"seed {run.seed}: {problem}" for run in runs for problem in run.problems),
+        notes=tuple(note for run in runs for note in run.notes),
+        commit=commit(),
+        date=datetime.now(UTC).date().isoformat(),
+    )
+
+
+def table(rows: Iterable[Row]) -> str:
+    """The one-page table, as Markdown."""
+    head = "| # | fault | seeds | jobs | lost | duplicate rows | early webhooks | calls per job | seconds | result |"
+    lines = [head, "|---|---|---|---|---|---|---|---|---|---|"]
+    for each in rows:
+        figures = (each.seeds, f"{each.jobs:,}", each.lost, each.duplicates, each.orphan_webhooks)
+        said = "passed" if not each.problems else f"**failed** ({len(each.problems)} problems)"
+        cells = (each.row, EXPERIMENTS[each.row].fault, *figures, f"{each.calls_per_job:.2f}", each.seconds, said)
+        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def write(rows: list[Row], versions: dict[str, str], mutants: dict[str, str]) -> None:
+    """Put these rows in the place of older ones, and make the page anew."""
+    stored: dict[str, Any] = json.loads(STORE.read_text()) if STORE.exists() else {"rows": {}, "mutants": {}}
+    stored["rows"] |= {each.row: asdict(each) for each in rows}
+    stored["mutants"] |= mutants
+    stored["versions"] = versions
+    STORE.parent.mkdir(exist_ok=True)
+    STORE.write_text(json.dumps(stored, indent=1))
+    PAGE.write_text(page(stored))
+
+
+def page(stored: dict[str, Any]) -> str:
+    """docs/reliability.md."""
+    rows = [Row(**stored["rows"][name]) for name in EXPERIMENTS if name in stored["rows"]]
+    parts = [HEAD, _provenance(rows, stored["versions"]), table(rows), "\n## What each row must show\n"]
+    parts += [
+        f"- **{each.row}** {EXPERIMENTS[each.row].fault}: {EXPERIMENTS[each.row].expected}.{_said(each)}"
+        for each in rows
+    ]
+    if stored["mutants"]:
+        parts.append(MUTANTS + "\n".join(f"- `{name}`: {said}" for name, said in stored["mutants"].items()))
+    return "\n".join(parts) + "\n"
+
+
+def _provenance(rows: list[Row], versions: dict[str, str]) -> str:
+    runs: dict[tuple[str, str], list[str]] = {}
+    for each in rows:
+        runs.setdefault((each.date, each.commit), []).append(each.row)
+    by = "; ".join(f"{date} at commit {commit}: rows {', '.join(names)}" for (date, commit), names in runs.items())
+    with_versions = ", ".join(f"{name} {number}" for name, number in versions.items())
+    return f"Made by `make faults` and, for the named extras, `make faults FAULTS=…`. {by}.\n\nWith {with_versions}.\n"
+
+
+def _expectation(row: Row) -> str:
+    which = EXPERIMENTS[row.row]
+    return f"- **{row.row}** {which.fault}: {which.expected}.{_said(row)}"
+
+
+def _said(row: Row) -> str:
+    said = f" Seen: {'; '.join(row.notes)}." if row.notes else ""
+    shown = "".join(f"\n  - {problem}" for problem in row.problems[:MAX_SHOWN])
+    return said + (f" **Not as it must be:**{shown}" if shown else "")
+
+
+def versions(stack: Stack) -> dict[str, str]:
+    """What the run was made with."""
+    server = stack.postgres.sql("show server_version").strip()
+    commit_mode = stack.postgres.sql("show synchronous_commit").strip()
+    return {
+        "Apache Kafka": VERSION,
+        "PostgreSQL": f"{server} (synchronous_commit {commit_mode})",
+        "aiokafka": version("aiokafka"),
+        "asyncpg": version("asyncpg"),
+        "Python": platform.python_version(),
+        "cores": str(os.cpu_count()),
+    }
+
+
+def commit() -> str:
+    """The code's commit, marked if it has changes."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"

@@ -1,0 +1,159 @@
+"""What a run left behind, as plain values: the input of the checker. All times are seconds since 1970 on one clock."""
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+from uuid import UUID
+
+from services.worker.ledger import Place
+
+
+class Key(NamedTuple):
+    """Identity of a job."""
+
+    tenant: str
+    job_id: UUID
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A record that was produced. `place` is None while no broker acknowledged it: it may be there or not.
+
+    `fate` is what must become of it: a job's row, or a dead letter. `exempt` records were deleted by the fault itself.
+    """
+
+    key: Key
+    place: Place | None
+    fate: Literal["job", "dead letter"] = "job"
+    webhook: bool = True
+    deadline: float | None = None
+    exempt: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """A row of `jobs`; `committed_at` is when the transaction that wrote it last was committed."""
+
+    key: Key
+    state: str
+    attempts: int
+    fence: int
+    worker: str | None
+    error_code: str | None
+    committed_at: float
+    adapter: str = ""
+    adapter_version: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row of `results`."""
+
+    key: Key
+    output: str | None
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    total_ms: float
+    committed_at: float
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A row of `outbox`."""
+
+    event_id: UUID
+    kind: str
+    key: Key
+    state: str
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A row of `webhook_deliveries`."""
+
+    webhook_id: UUID
+    key: Key
+    attempt: int
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Usage:
+    """A row of `usage_hourly`, hours added up."""
+
+    tenant: str
+    adapter: str
+    adapter_version: int
+    jobs: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    wasted_tokens: int
+
+
+@dataclass(frozen=True)
+class Event:
+    """A record of the events topic; `at` is the broker's clock when it was appended, in whole milliseconds."""
+
+    event_id: UUID
+    key: Key
+    state: str
+    output: str | None
+    at: float
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """What the recording receiver got, in order; `signed` says whether the signature is good, `status` the answer."""
+
+    webhook_id: UUID
+    key: Key
+    state: str
+    output: str | None
+    at: float
+    timestamp: int
+    signed: bool
+    status: int
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A record of the dead-letter topic, by where the original stands."""
+
+    source: Place
+    code: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request that reached an engine."""
+
+    key: Key
+    at: float
+
+
+class Sighting(NamedTuple):
+    """A look at the group while the run went on: an offset that was committed, and a record below it that was
+    neither terminal, nor parked, nor dead-lettered when the tables were read afterwards."""
+
+    committed: Place
+    unsettled: Place
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything of one run."""
+
+    sent: tuple[Sent, ...] = ()
+    jobs: tuple[Job, ...] = ()
+    results: tuple[Result, ...] = ()
+    outbox: tuple[Effect, ...] = ()
+    deliveries: tuple[Delivery, ...] = ()
+    usage: tuple[Usage, ...] = ()
+    events: tuple[Event, ...] = ()
+    webhooks: tuple[Webhook, ...] = ()
+    dead_letters: tuple[DeadLetter, ...] = ()
+    calls: tuple[Call, ...] = ()
+    sightings: tuple[Sighting, ...] = ()
+    uncommitted: tuple[Place, ...] = field(default=())
+    """Acknowledged records at or above their group's committed offset when all was over."""

@@ -1,0 +1,77 @@
+"""Looks at a run while it goes on: was any offset committed before what stands below it had ended?"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError
+
+from schemas.common import Lane
+from services import kafka
+from services.errors import ServiceError
+from services.settings import Settings
+from services.worker.ledger import Partition, Place
+from tests.faults.reading import Tables, committed_offsets, dead_letter_of, read_to_end, reader
+from tests.faults.snapshot import DeadLetter, Sent, Sighting
+
+LOOK_EVERY_S = 0.3
+
+
+class Watch:
+    """Reads the group's offsets first and the tables afterwards, so that a good worker is never accused."""
+
+    def __init__(self, settings: Settings, tables: Tables, sent: Callable[[], Sequence[Sent]]) -> None:
+        self._settings = settings
+        self._tables = tables
+        self._sent = sent
+        self._places = [
+            TopicPartition(settings.jobs_topic(lane), number) for lane in Lane for number in range(settings.partitions)
+        ]
+        self._passed: dict[Partition, int] = defaultdict(int)
+        self.dead_letters: list[DeadLetter] = []
+        self.sightings: dict[Place, Sighting] = {}
+        self.looks = 0
+        self.reopen = False
+
+    async def run(self) -> None:
+        """Look until cancelled; while a server is away there is nothing to see."""
+        while True:
+            try:
+                await self._look_on()
+            except (ServiceError, KafkaError, OSError):
+                await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _look_on(self) -> None:
+        """With one pair of connections, until `reopen` asks for new ones: the dead-letter topic is another then."""
+        self.reopen = False
+        settings = self._settings
+        async with kafka.admin(settings) as admin, reader(settings, settings.dead_topic) as dead:
+            while not self.reopen:
+                await self.look(admin, dead)
+                await asyncio.sleep(LOOK_EVERY_S)
+
+    async def look(self, admin: Any, dead: Any) -> None:
+        """One look; what is seen once stays seen."""
+        committed = await committed_offsets(admin, self._settings, self._places)
+        moved = {Partition(*place): at for place, at in committed.items() if at > self._passed[Partition(*place)]}
+        if not moved:
+            return
+        settled = await self._tables.settled()
+        known = set(self.dead_letters)
+        self.dead_letters += [
+            letter for record in await read_to_end(dead) if (letter := dead_letter_of(record)) not in known
+        ]
+        set_aside = {letter.source for letter in self.dead_letters}
+        for sent in self._sent():
+            if sent.place is None or not self._newly_passed(sent.place, moved):
+                continue
+            if sent.key not in settled and sent.place not in set_aside and not sent.exempt:
+                committed_at = Place(sent.place.partition, moved[sent.place.partition])
+                self.sightings.setdefault(sent.place, Sighting(committed_at, sent.place))
+        self._passed.update(moved)
+        self.looks += 1
+
+    def _newly_passed(self, place: Place, moved: dict[Partition, int]) -> bool:
+        return self._passed[place.partition] <= place.offset < moved.get(place.partition, 0)
