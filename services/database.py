@@ -49,7 +49,11 @@ class Pool(BasePool):
 
 @asynccontextmanager
 async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
-    """The process's pool, connected at least once; raises ConfigError or RetryableError naming the server."""
+    """The process's pool, connected at least once; raises ConfigError or RetryableError naming the server.
+
+    A process that stands still in the middle of a transaction (suspended, or cut off) holds its rows no longer than a
+    lease: the server ends its session, and whoever takes the jobs over gets them.
+    """
     database_url = settings.database_url.get_secret_value()
     pool = Pool(
         database_url,
@@ -63,7 +67,12 @@ async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
         init=install_codecs,
         timeout=settings.database_timeout_s,
         command_timeout=settings.database_timeout_s,
-        server_settings={"search_path": "loraq", "application_name": "loraq", "timezone": "UTC"},
+        server_settings={
+            "search_path": "loraq",
+            "application_name": "loraq",
+            "timezone": "UTC",
+            "idle_in_transaction_session_timeout": f"{round(settings.lease_s * 1000)}ms",
+        },
     )
     pool.acquire_timeout_s = settings.database_timeout_s
     with translated(f"connect to Postgres at {server_of(database_url)} (LORAQ_DATABASE_URL)"):

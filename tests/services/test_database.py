@@ -3,7 +3,7 @@
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -32,6 +32,7 @@ from services.localstack.ports import free_ports
 from services.settings import Settings
 from tests.waiting import eventually
 
+LOCK = "select pg_advisory_xact_lock(7)"
 any_text = st.text(st.characters(exclude_categories=()), max_size=30)
 any_json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | any_text,
@@ -80,6 +81,26 @@ def test_jsonb_refuses_what_would_be_encoded_twice() -> None:
         with pytest.raises(TypeError, match="takes Python values"):
             encode_jsonb(already)
     assert encode_jsonb({"a": [math.nan, 1.5, "\x00"]}) == b'\x01{"a":[null,1.5,"\xe2\x90\x80"]}'
+
+
+async def test_who_stands_still_in_a_transaction_holds_its_rows_no_longer_than_a_lease(settings: Settings) -> None:
+    quick = settings.model_copy(update={"lease_s": 0.3, "database_timeout_s": 10.0})
+    async with open_pool(quick) as pool:
+        standing_still = stand_still(pool, until=taken(pool))
+        with pytest.raises(RetryableError):
+            await standing_still
+
+
+async def stand_still(pool: Pool, until: Coroutine[Any, Any, None]) -> None:
+    async with transaction(pool, "stand still") as connection:
+        await connection.execute(LOCK)
+        await until
+        await connection.execute("select 1")
+
+
+async def taken(pool: Pool) -> None:
+    async with transaction(pool, "take over") as connection:
+        await connection.execute(LOCK)
 
 
 async def test_wrong_types_fail_before_they_reach_the_table(pool: Pool) -> None:

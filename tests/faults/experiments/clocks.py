@@ -18,6 +18,8 @@ CLOSE_S = 5
     "18",
     "receiver's clock off by minutes; worker's and dispatcher's clocks step back an hour",
     "leases and deadlines unaffected; signatures carry the attempt's time",
+    kafka_session_timeout_s=6.0,
+    lease_s=6.0,
 )
 async def wrong_clocks(run: Run) -> None:
     clock = Clock(run.directory)

@@ -45,13 +45,13 @@ async def has_partitions(*workers: Service) -> bool:
     max_backlog_jobs=300,
 )
 async def come_and_go(run: Run) -> None:
-    stops, in_flight, most_held = 4, 0, 0
-    await run.traffic.send(run.count, latency_ms=(3000, 5000))
+    stops, in_flight, most_held = 3, 0, 0
+    await run.traffic.send(run.count, latency_ms=(2500, 3500))
     async with run.dispatcher(), run.worker() as stays:
         for _ in range(stops):
             async with run.worker() as guest:
                 await run.until(lambda guest=guest: has_partitions(guest), "the guest to take part", 60.0)
-                await asyncio.sleep(run.random.uniform(0.5, 2.5))
+                await asyncio.sleep(run.random.uniform(0.3, 2.0))
                 most_held = max(most_held, await held(run, stays.name), await held(run, guest.name))
                 in_flight += round(await guest.metric("loraq_running_jobs"))
         await run.settled()
@@ -74,20 +74,21 @@ async def held(run: Run, worker: str) -> int:
     "8",
     "jobs longer than max.poll.interval; then a loop that blocks for good",
     "no rebalance: polling goes on while paused; the blocked loop is noticed and the process restarted",
-    max_poll_interval_s=2.0,
-    max_batch_size=250,
-    max_backlog_jobs=600,
+    max_poll_interval_s=1.5,
+    kafka_session_timeout_s=6.0,
+    lease_s=6.0,
+    max_batch_size=500,
+    max_backlog_jobs=2000,
 )
 async def long_jobs(run: Run) -> None:
-    await run.traffic.send(run.count, latency_ms=(4000, 6000))
+    await run.traffic.send(run.count, latency_ms=(3000, 5000))
     async with run.dispatcher():
         async with run.worker() as worker:
             await run.settled()
             rebalances = await worker.metric("loraq_rebalances_total")
             calls = len(run.calls())
         await run.traffic.send(50)
-        hit = run.random.randint(1, 3)
-        switches = {"blocked_after_s": 2.0, "crash_at": "after_db_commit", "crash_hit": hit, "crash_how": "block"}
+        switches = {"blocked_after_s": 2.0, "crash_at": "after_db_commit", "crash_how": "block"}
         async with run.worker(**switches, wait=False) as blocked:
             status = await blocked.died(40.0)
             run.expect("loop_blocked" in blocked.process.log, "the watchdog did not say why it ended the process")
@@ -102,6 +103,8 @@ async def long_jobs(run: Run) -> None:
     "24",
     "SIGTERM under load",
     "drains within its grace period, commits, leaves the group; nothing runs twice that had finished",
+    kafka_session_timeout_s=6.0,
+    lease_s=6.0,
 )
 async def told_to_stop(run: Run) -> None:
     real = run.seed == 1
