@@ -61,7 +61,8 @@ def main() -> None:
     arguments = parser.parse_args()
     load()
     experiments = [] if arguments.mutants else chosen(arguments.faults)
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # the harness looks at servers that are away
+    for library in ("aiokafka", "asyncpg"):  # the harness looks at servers that are away, as it should
+        logging.getLogger(library).setLevel(logging.CRITICAL)
     directory = Path(tempfile.mkdtemp(prefix="loraq-faults-"))
     begun = time.monotonic()
     with running_stack(directory) as stack:

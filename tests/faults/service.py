@@ -14,7 +14,7 @@ from tests.faults.nursery import ROOT, Nursery
 from tests.processes import Process, settings_environment, start, variables
 from tests.waiting import eventually
 
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 150.0
 END_TIMEOUT_S = 60.0
 SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 
