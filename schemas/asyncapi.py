@@ -87,7 +87,10 @@ def _messages() -> Document:
     return {
         "JobRequest": {
             **_message("job-request", "One inference job.", {"type": ["string", "null"], "examples": ["acme/tone"]}),
-            "headers": {"type": "object", "properties": {"traceparent": trace, "loraq-signature": signature}},
+            "headers": {
+                "type": "object",
+                "properties": {"traceparent": trace, "loraq-signature": signature, **_replay_headers()},
+            },
         },
         "CloudEvent": _message("cloud-event", "One job's terminal state.", {"type": "string", "format": "uuid"}),
         "Cancellation": _message("cancellation", "Cancels one job.", {"type": "string"}),
@@ -99,6 +102,15 @@ def _messages() -> Document:
             "payload": True,
         },
     }
+
+
+def _replay_headers() -> Document:
+    said = {
+        "loraq-replay-of": "Only if the job replays an ended one: that one's job_id.",
+        "loraq-origin": "Only on a dead letter sent back: topic/partition/offset/timestamp of where it first stood.",
+        "loraq-dead-letter": "Only on a dead letter sent back: its partition:offset in the dead-letter topic.",
+    }
+    return {name: {"type": "string", "description": text} for name, text in said.items()}
 
 
 def _dead_headers() -> Document:

@@ -15,6 +15,9 @@ ORIGIN = "loraq-origin"
 DEAD_LETTER = "loraq-dead-letter"
 """On a replayed record: the dead letter that it was made from, `partition:offset`."""
 
+REPLAY_OF = "loraq-replay-of"
+"""On the record of a job that replays another: that one's job_id."""
+
 RawHeaders = tuple[tuple[str, bytes | None], ...]
 
 

@@ -1,4 +1,4 @@
-"""Kafka plumbing: clients with safe options, the topics of a pool, and the translation of its errors.
+"""Kafka plumbing: clients with safe options, and the topics of a pool.
 
 The library's defaults lose data in several ways (automatic commits, starting at the newest record, one replica's
 acknowledgement); every client of ours is made here so that none of them is in use.
@@ -6,30 +6,21 @@ acknowledgement); every client of ours is made here so that none of them is in u
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
-from aiokafka.errors import (
-    AuthenticationFailedError,
-    AuthenticationMethodNotSupported,
-    ClusterAuthorizationFailedError,
-    GroupAuthorizationFailedError,
-    KafkaError,
-    MessageSizeTooLargeError,
-    SaslAuthenticationFailed,
-    TopicAlreadyExistsError,
-    TopicAuthorizationFailedError,
-    UnsupportedSaslMechanismError,
-    for_code,
-)
+from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 from aiokafka.helpers import create_ssl_context
 
 from schemas.common import Lane
-from services.errors import ConfigError, InputError, RetryableError, ServiceError
+from services.errors import ConfigError, RetryableError
+from services.kafka_errors import errors_translated as errors_translated
+from services.kafka_errors import starting as starting
+from services.kafka_errors import translated as translated
 from services.settings import Settings
 
 MAX_RECORD_BYTES = 1024 * 1024
@@ -38,14 +29,6 @@ REQUEST_TIMEOUT_MS = 20_000
 METADATA_MAX_AGE_MS = 30_000
 REBALANCE_TIMEOUT_S = 60.0
 TOPICS_VISIBLE_TIMEOUT_S = 30.0
-
-_REFUSED = (
-    AuthenticationFailedError,
-    AuthenticationMethodNotSupported,
-    SaslAuthenticationFailed,
-    UnsupportedSaslMechanismError,
-)
-_FORBIDDEN = (TopicAuthorizationFailedError, GroupAuthorizationFailedError, ClusterAuthorizationFailedError)
 
 
 def client_options(settings: Settings) -> dict[str, Any]:
@@ -152,7 +135,8 @@ async def admin(settings: Settings) -> AsyncIterator[AIOKafkaAdminClient]:
     """A started admin client; raises RetryableError when no broker answers."""
     client = AIOKafkaAdminClient(**client_options(settings), client_id="loraq-admin")
     try:
-        await client.start()
+        with starting(settings):
+            await client.start()
         yield client
     except (KafkaError, OSError) as error:
         raise translated(error, settings) from error
@@ -221,25 +205,3 @@ async def _check_lanes_agree(client: AIOKafkaAdminClient, settings: Settings) ->
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} has {count}" for name, count in sorted(counts.items()))
         raise ConfigError(f"the lanes of a pool need equal partition counts: {listed}")
-
-
-def translated(error: BaseException, settings: Settings) -> ServiceError:
-    """What a foreign Kafka error means here: retryable unless credentials, rights or the record's size are wrong."""
-    place = f"Kafka at {settings.kafka_bootstrap}"
-    reason = str(error) or type(error).__name__
-    if isinstance(error, _REFUSED):
-        return ConfigError(f"{place} refused the credentials; check LORAQ_KAFKA_SASL_USERNAME and _PASSWORD: {reason}")
-    if isinstance(error, _FORBIDDEN):
-        return ConfigError(f"{place} does not allow this user to do that; check its ACLs: {reason}")
-    if isinstance(error, MessageSizeTooLargeError):
-        return InputError(f"the record is larger than {place} accepts; make it smaller: {reason}")
-    return RetryableError(f"{place} did not do as asked; check that it runs and LORAQ_KAFKA_BOOTSTRAP: {reason}")
-
-
-@contextmanager
-def errors_translated(settings: Settings) -> Iterator[None]:
-    """Turns Kafka's errors of the block into ours."""
-    try:
-        yield
-    except (KafkaError, OSError) as error:
-        raise translated(error, settings) from error

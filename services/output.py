@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import date
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -22,6 +22,15 @@ T = TypeVar("T")
 json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable lines on stdout.")
 tenant_option = click.option("--tenant", required=True, help="Owner.")
 one_tenant_option = click.option("--tenant", help="Only this tenant's.")
+
+
+def moment(text: str) -> datetime:
+    """An option's time: ISO 8601, UTC unless it says otherwise."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is no time like 2026-12-01T08:30:00Z") from error
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def on_database(action: Callable[[Connection], Awaitable[T]], settings: Settings | None = None) -> T:

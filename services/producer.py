@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from aiokafka.errors import KafkaError
 from opentelemetry.trace import SpanKind
 
 from schemas.common import Lane
@@ -51,22 +50,26 @@ class JobProducer:
 
     @classmethod
     @asynccontextmanager
-    async def from_settings(cls, settings: Settings) -> AsyncIterator["JobProducer"]:
+    async def from_settings(cls, settings: Settings, producer_key: str | None = None) -> AsyncIterator["JobProducer"]:
         """A connected producer; raises RetryableError or ConfigError when no broker can be used.
 
-        With LORAQ_PRODUCER_KEY every job is signed, so all of them must be that tenant's.
+        With a producer key (LORAQ_PRODUCER_KEY unless one is given) every job is signed, so all must be that tenant's.
         """
         client = kafka.producer(settings, client_id="loraq-producer")
         key = settings.producer_key
         try:
-            with kafka.errors_translated(settings):
+            with kafka.starting(settings):
                 await client.start()
-            yield cls(settings, client, key.get_secret_value() if key else None)
+            yield cls(settings, client, producer_key or (key.get_secret_value() if key else None))
         finally:
             await client.stop()
 
-    async def send(self, request: JobRequest, lane: Lane = Lane.STANDARD) -> Receipt:
-        """Produce one job; a request without job_id gets one. Returns once every in-sync replica has it.
+    async def send(
+        self, request: JobRequest, lane: Lane = Lane.STANDARD, headers: Sequence[tuple[str, bytes]] = ()
+    ) -> Receipt:
+        """Produce one job; a request without job_id gets one, `headers` stand before those of loraq.
+
+        Returns once every in-sync replica has it.
 
         Raises InputError if the record is too large, RetryableError if the broker did not take it. The job may then
         have been taken all the same: send it again under the same job_id.
@@ -77,14 +80,17 @@ class JobProducer:
         with telemetry.tracer().start_as_current_span(
             telemetry.send_span_name(topic), kind=SpanKind.PRODUCER, attributes=_attributes(request, topic)
         ):
-            headers = self._headers(value)
-            try:
-                sent = await self._client.send_and_wait(topic, value, key=record_key(request), headers=headers)
-            except (KafkaError, OSError) as error:
-                raise kafka.translated(error, self._settings) from error
+            assert request.job_id is not None
+            return await self._send(topic, record_key(request), value, request.job_id, headers)
+
+    async def _send(
+        self, topic: str, key: bytes | None, value: bytes, job_id: UUID, headers: Sequence[tuple[str, bytes]] = ()
+    ) -> Receipt:
+        all_headers = [*headers, *self._headers(value)]
+        with kafka.errors_translated(self._settings):
+            sent = await self._client.send_and_wait(topic, value, key=key, headers=all_headers)
         telemetry.MESSAGES_SENT.labels(destination=topic).inc()
-        assert request.job_id is not None
-        return Receipt(request.job_id, sent.topic, sent.partition, sent.offset)
+        return Receipt(job_id, sent.topic, sent.partition, sent.offset)
 
     async def send_all(self, requests: Sequence[JobRequest], lane: Lane = Lane.STANDARD) -> list[Receipt]:
         """Produce many jobs, many at a time; receipts come in the order of the requests."""

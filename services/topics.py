@@ -33,12 +33,17 @@ async def partitions_of(settings: Settings, topic: str) -> list[int]:
 
 
 async def scan(
-    settings: Settings, topic: str, *, since: datetime | None = None, partitions: Collection[int] | None = None
+    settings: Settings,
+    topic: str,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    partitions: Collection[int] | None = None,
 ) -> AsyncGenerator[Any, None]:
     """The library's messages of a topic, partition by partition in order, up to what is there at the start.
 
-    `since` skips what is older by the broker's timestamps. Raises InputError if there is no such topic, RetryableError
-    or ConfigError if it cannot be read.
+    `since` skips what is older by the broker's timestamps; after `until` a partition ends with its first newer record.
+    Raises InputError if there is no such topic, RetryableError or ConfigError if it cannot be read.
     """
     chosen = [number for number in await partitions_of(settings, topic) if partitions is None or number in partitions]
     consumer = AIOKafkaConsumer(
@@ -50,10 +55,10 @@ async def scan(
         fetch_max_wait_ms=POLL_MS // 2,
     )
     try:
-        with kafka.errors_translated(settings):
+        with kafka.starting(settings):
             await consumer.start()
             await _seek(consumer, [TopicPartition(topic, number) for number in chosen], since)
-        async for message in _until_end(consumer, settings):
+        async for message in _until_end(consumer, settings, until):
             yield message
     finally:
         await consumer.stop()
@@ -71,9 +76,10 @@ async def _seek(consumer: Any, places: list[TopicPartition], since: datetime | N
             consumer.seek(place, at.offset)
 
 
-async def _until_end(consumer: Any, settings: Settings) -> AsyncGenerator[Any, None]:
+async def _until_end(consumer: Any, settings: Settings, until: datetime | None) -> AsyncGenerator[Any, None]:
     """Ends are what the first answers to fetching say: asked for by itself, the embedded broker tells older ones."""
     ends: dict[TopicPartition, int] = {}
+    last_ms = until.timestamp() * 1000 if until else float("inf")
     open_places, silent_since = set(consumer.assignment()), time.monotonic()
     while open_places:
         with kafka.errors_translated(settings):
@@ -83,7 +89,9 @@ async def _until_end(consumer: Any, settings: Settings) -> AsyncGenerator[Any, N
                 ends[place] = end
         for place, messages in batches.items():
             for message in messages:
-                if message.offset < ends[place]:
+                if message.timestamp > last_ms:
+                    ends[place] = message.offset
+                elif message.offset < ends[place]:
                     yield message
         for place in [place for place in open_places if place in ends]:
             if await consumer.position(place) >= ends[place]:

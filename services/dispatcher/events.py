@@ -52,7 +52,8 @@ class EventLoop:
     async def _producer(self) -> AsyncIterator[Any]:
         producer = kafka.producer(self._settings, client_id="loraq-dispatcher")
         try:
-            await producer.start()
+            with kafka.starting(self._settings):
+                await producer.start()
             yield producer
         except (KafkaError, OSError) as error:
             raise kafka.translated(error, self._settings) from error

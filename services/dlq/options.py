@@ -11,6 +11,7 @@ from schemas.common import ErrorCode
 from services.dlq.choice import Choice
 from services.dlq.edits import parsed_set
 from services.dlq.letters import LetterPlace
+from services.output import moment
 
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 DEAD_CODES = (ErrorCode.INVALID_MESSAGE, ErrorCode.ID_CONFLICT, ErrorCode.UNAUTHENTICATED)
@@ -22,11 +23,9 @@ def when(text: str) -> datetime:
     if (age := re.fullmatch(r"(\d{1,6})([smhd])", text)) is not None:
         return datetime.now(UTC) - timedelta(**{UNITS[age[2]]: int(age[1])})
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        example = "neither a time like 2026-12-01T08:30:00Z nor an age like 15m, 2h or 7d"
-        raise click.BadParameter(f"{text!r} is {example}") from error
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return moment(text)
+    except click.BadParameter as error:
+        raise click.BadParameter(f"{error.message}, and no age like 15m, 2h or 7d") from error
 
 
 def place(text: str) -> LetterPlace:

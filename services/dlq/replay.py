@@ -60,7 +60,7 @@ async def replay(settings: Settings, wish: Wish) -> AsyncGenerator[list[Report],
     )
     async with open_pool(settings) as pool:
         run = _Run(settings, wish, order, pool, marks, producer)
-        with kafka.errors_translated(settings):
+        with kafka.starting(settings):
             await producer.start()
         try:
             async with aclosing(_batches(settings, wish)) as batches:

@@ -1,12 +1,14 @@
 """`loraq submit` and `loraq jobs`."""
 
 import asyncio
+from datetime import datetime
 from typing import Any, TextIO
 from uuid import UUID
 
 import click
 
 from schemas.common import JobState, Lane
+from services.output import moment
 from services.settings import load_settings
 
 WAIT_S = 600.0
@@ -104,6 +106,7 @@ def jobs() -> None:
     """Look at jobs: `loraq jobs` lists the newest, `loraq jobs JOB_ID` shows one with its output.
 
     Both take the options of `loraq jobs show --help`, for instance --tenant, --state and --json.
+    `loraq jobs replay JOB_ID` sends one anew that did not succeed.
     """
 
 
@@ -131,3 +134,33 @@ def show(job_id: UUID | None, tenant: str | None, state: str | None, limit: int,
     else:
         for row in rows:
             print_fields(row)
+
+
+@jobs.command()
+@click.argument("job_id", type=click.UUID)
+@click.option("--tenant", help="Owner of the job, where several have one of that id.")
+@click.option("--lane", type=click.Choice([str(lane) for lane in Lane]), help="Another lane than its own.")
+@click.option(
+    "--deadline", type=moment, metavar="TIME", help="New deadline (ISO 8601); one that has passed is left out."
+)
+@click.option("--again", is_flag=True, help="Also a job that was replayed before.")
+@click.option("--force", is_flag=True, help="Also a job that succeeded.")
+@json_option
+def replay(
+    job_id: UUID,
+    tenant: str | None,
+    lane: str | None,
+    deadline: datetime | None,
+    again: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Send the request of JOB_ID, which failed, expired or was cancelled, anew under an id of its own.
+
+    The request is read from its topic, as long as Kafka keeps it. The row of the new job says `replay_of`.
+    """
+    from services.jobs.replaying import Wish, replay_job
+    from services.jobs.submitting import show_sent
+
+    wish = Wish(job_id, tenant, Lane(lane) if lane else None, deadline, again, force)
+    show_sent([asyncio.run(replay_job(load_settings(), wish))], as_json=as_json)

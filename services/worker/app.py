@@ -213,7 +213,7 @@ class Worker:
         life.health.set("kafka", "joining the group")
         producer = kafka.dead_letter_producer(self._settings)
         stack.push_async_callback(producer.stop)
-        with kafka.errors_translated(self._settings):
+        with kafka.starting(self._settings):
             await producer.start()
         await self.consumer.start()
         stack.push_async_callback(life.end_tasks, 0.0)

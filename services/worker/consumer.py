@@ -9,6 +9,7 @@ from aiokafka.errors import CommitFailedError, ConsumerStoppedError, IllegalStat
 
 from schemas.common import Lane
 from services import kafka, telemetry
+from services.errors import ServiceError
 from services.settings import Settings
 from services.worker import header_names
 from services.worker.jobs import Record
@@ -83,10 +84,11 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
         """Join the group; raises RetryableError or ConfigError saying why not."""
         self._kafka.subscribe(topics=list(self._lanes), listener=self)
         try:
-            await self._kafka.start()
-        except (KafkaError, OSError) as error:
+            with kafka.starting(self._settings):
+                await self._kafka.start()
+        except ServiceError:
             await self._kafka.stop()
-            raise kafka.translated(error, self._settings) from error
+            raise
 
     async def stop(self) -> None:
         """Leave the group; uncommitted records go to whoever is next."""

@@ -63,6 +63,7 @@ class Candidate:
     traceparent: str | None
     received_at: float
     received_ns: int
+    replay_of: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,14 @@
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
+from uuid import UUID
 
 from pydantic import ValidationError
 
 from schemas.common import ErrorCode, Lane
 from schemas.identity import derived_job_id, fingerprint
 from schemas.job import JobRequest
-from services.headers import ORIGIN, Origin
+from services.headers import ORIGIN, REPLAY_OF, Origin
 from services.kafka import MAX_RECORD_BYTES
 from services.signing import SIGNATURE_HEADER, signature
 from services.telemetry import TRACEPARENT_HEADER
@@ -55,6 +56,10 @@ def parse(record: Record, cluster_id: str, received_at: float, received_ns: int)
         job_id = request.job_id or derived_job_id(cluster_id, *_origin(record), record.value)
     except ValueError:
         return _invalid(record, f"the header {ORIGIN!r} is not topic/partition/offset/timestamp; leave it out")
+    try:
+        replay_of = _replay_of(record)
+    except ValueError:
+        return _invalid(record, f"the header {REPLAY_OF!r} is no UUID; leave it out")
     return Candidate(
         key=JobKey(request.tenant, job_id),
         request=request,
@@ -63,7 +68,14 @@ def parse(record: Record, cluster_id: str, received_at: float, received_ns: int)
         traceparent=_text(record.header(TRACEPARENT_HEADER)),
         received_at=received_at,
         received_ns=received_ns,
+        replay_of=replay_of,
     )
+
+
+def _replay_of(record: Record) -> UUID | None:
+    """The job that this one replays, as its sender says."""
+    said = record.header(REPLAY_OF) if record.headers else None
+    return None if said is None else UUID(said.decode())
 
 
 def _origin(record: Record) -> Origin:

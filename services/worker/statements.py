@@ -34,12 +34,12 @@ for update of jobs
 INSERT_JOBS = """
 insert into loraq.jobs
     (tenant, job_id, pool, adapter, adapter_version, lane, state, accepted_on, accepted_at, worker, metadata, fence,
-     lease_until)
+     lease_until, replay_of)
 select
     tenant, job_id, $6, adapter, adapter_version, lane, 'queued', (now() at time zone 'UTC')::date, now(), $7,
-    metadata::jsonb, 1, clock_timestamp() + $8::interval
-from unnest($1::text[], $2::uuid[], $3::text[], $4::integer[], $5::text[], $9::text[])
-    as sent (tenant, job_id, adapter, adapter_version, lane, metadata)
+    metadata::jsonb, 1, clock_timestamp() + $8::interval, replay_of
+from unnest($1::text[], $2::uuid[], $3::text[], $4::integer[], $5::text[], $9::text[], $10::uuid[])
+    as sent (tenant, job_id, adapter, adapter_version, lane, metadata, replay_of)
 returning tenant, job_id, accepted_on, fence, attempts, 0::float8 as age_s
 """
 

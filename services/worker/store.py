@@ -159,6 +159,7 @@ class JobStore:
             self._worker,
             self._lease,
             [json.dumps(candidate.request.metadata, allow_nan=False) for candidate in candidates],
+            [candidate.replay_of for candidate in candidates],
         )
 
     async def _retake(

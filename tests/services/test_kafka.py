@@ -1,5 +1,8 @@
 """Topics as a pool needs them, options as the settings say, and errors that name the culprit."""
 
+import asyncio
+import logging
+import ssl
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from aiokafka.errors import (
     MessageSizeTooLargeError,
     SaslAuthenticationFailed,
     TopicAuthorizationFailedError,
+    UnsupportedSaslMechanismError,
 )
 from pydantic import SecretStr
 
@@ -103,6 +107,30 @@ async def test_where_no_broker_answers_the_error_names_the_setting() -> None:
         await kafka.check_reachable(nowhere)
 
 
+async def test_what_the_library_says_of_brokers_is_told_once_and_later_lines_are_left_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nowhere, log = Settings(_env_file=None, kafka_bootstrap="127.0.0.1:1"), logging.getLogger("aiokafka")
+    later, tasks = asyncio.Event(), []
+
+    async def background() -> None:
+        await later.wait()
+        log.error('Unable to request metadata from "%s": %s', "broker", KafkaConnectionError("gone"))
+
+    async def start() -> None:
+        with kafka.starting(nowhere):
+            tasks.append(asyncio.create_task(background()))
+            log.error('Unable connect to "%s": %s', "broker", KafkaConnectionError("cannot be reached"))
+            raise KafkaConnectionError("Unable to bootstrap")
+
+    with pytest.raises(RetryableError, match="cannot be reached"):
+        await start()
+    assert caplog.messages == []
+    later.set()
+    await tasks[0]
+    assert caplog.messages == ['Unable to request metadata from "broker": KafkaConnectionError: gone']
+
+
 def test_credentials_and_tls_come_from_the_settings() -> None:
     options = kafka.client_options(Settings(_env_file=None, **SASL))  # type: ignore[arg-type]  # pydantic checks them
     assert options["security_protocol"] == "SASL_SSL"
@@ -123,6 +151,9 @@ def test_missing_credentials_and_files_are_named(tmp_path: Path) -> None:
     ("error", "kind", "sentence"),
     [
         (SaslAuthenticationFailed("no"), ConfigError, "refused the credentials"),
+        (UnsupportedSaslMechanismError("no"), ConfigError, "does not take LORAQ_KAFKA_SASL_MECHANISM=PLAIN"),
+        (ssl.SSLCertVerificationError("no"), ConfigError, "cannot be trusted; check LORAQ_KAFKA_SSL_CAFILE"),
+        (ssl.SSLError("no"), ConfigError, "do not agree on TLS"),
         (TopicAuthorizationFailedError("no"), ConfigError, "check its ACLs"),
         (MessageSizeTooLargeError("big"), InputError, "larger than"),
         (KafkaConnectionError("gone"), RetryableError, "did not do as asked"),

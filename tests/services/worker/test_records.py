@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from schemas.common import ErrorCode, Lane
-from services.headers import ORIGIN
+from services.headers import ORIGIN, REPLAY_OF
 from services.signing import SIGNATURE_HEADER, signature
 from services.worker.jobs import Candidate, Headers, Record, Rejection
 from services.worker.ledger import Partition, Place
@@ -74,6 +74,16 @@ def test_an_origin_that_is_none_is_refused(content: bytes | None) -> None:
     assert (found.message if isinstance(found, Rejection) else None) == (
         None if content is None else "the header 'loraq-origin' is not topic/partition/offset/timestamp; leave it out"
     )
+
+
+def test_what_a_record_replays_is_taken_from_its_header() -> None:
+    old = "01930000-0000-7000-8000-000000000000"
+    assert str(candidate(((REPLAY_OF, old.encode()),)).replay_of) == old
+    assert candidate().replay_of is None
+    for content in (b"", b"\xff", b"job"):
+        found = parsed(b'{"tenant": "acme", "prompt": "hello"}', ((REPLAY_OF, content),))
+        assert isinstance(found, Rejection)
+        assert found.message == "the header 'loraq-replay-of' is no UUID; leave it out"
 
 
 def test_what_is_shown_of_a_wrong_value_is_short() -> None:

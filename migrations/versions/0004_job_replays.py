@@ -1,0 +1,14 @@
+"""Which ended jobs were replayed, and as what."""
+
+from services.migrate import refuse_downgrade, run_script
+
+revision = "0004_job_replays"
+down_revision = "0003_dead_letter_replays"
+
+
+def upgrade() -> None:
+    run_script("0004_job_replays.sql")
+
+
+def downgrade() -> None:
+    refuse_downgrade(revision)
