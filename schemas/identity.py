@@ -6,6 +6,9 @@ from uuid import UUID
 
 from schemas.job import JobRequest
 
+_NOT_SENT = {"job_id"}
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
 
 def derived_job_id(cluster_id: str, topic: str, partition: int, offset: int, timestamp_ms: int, value: bytes) -> UUID:
     """UUIDv7 (RFC 9562) of a record without a job_id: the record's timestamp, then SHA-256 over where it stands.
@@ -28,5 +31,5 @@ def fingerprint(request: JobRequest) -> bytes:
 
     Key order and defaults that are spelled out make no difference.
     """
-    sent = request.model_dump(mode="json", exclude_defaults=True, exclude={"job_id"})
-    return hashlib.sha256(json.dumps(sent, sort_keys=True, separators=(",", ":")).encode()).digest()
+    sent = request.model_dump(mode="json", exclude_defaults=True, exclude=_NOT_SENT)
+    return hashlib.sha256(_canonical.encode(sent).encode()).digest()

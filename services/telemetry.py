@@ -189,6 +189,20 @@ def tracer() -> trace.Tracer:
     return trace.get_tracer("loraq")
 
 
+def recording() -> bool:
+    """Whether anyone takes spans; without that they need not be made, only `traceparent` passed on."""
+    return isinstance(trace.get_tracer_provider(), TracerProvider)
+
+
+def passed_on(traceparent: str | None) -> str | None:
+    """The sender's `traceparent` as it goes on where no span is recorded; None if absent or malformed."""
+    if traceparent is None:
+        return None
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier, context_from(traceparent))
+    return carrier.get(TRACEPARENT_HEADER)
+
+
 def current_traceparent() -> str | None:
     """W3C `traceparent` of the current span; None outside a trace."""
     carrier: dict[str, str] = {}

@@ -10,7 +10,7 @@ from functools import partial
 
 from opentelemetry.trace import Span
 
-from schemas.common import ErrorCode, JobState
+from schemas.common import ErrorCode
 from services import telemetry
 from services.errors import PermanentError, ServiceError
 from services.objectstore import ObjectStore
@@ -18,6 +18,7 @@ from services.worker.effects import Completion, completion, is_large
 from services.worker.held import Held
 from services.worker.jobs import Job, JobKey, Outcome, Phase, failed
 from services.worker.ledger import Ledger
+from services.worker.meters import count_finished
 from services.worker.persist import Persistence, isolate
 from services.worker.spans import close_process_span, open_process_span, traceparent_of
 from services.worker.store import JobStore
@@ -29,7 +30,7 @@ _log = telemetry.get_logger()
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     completion: Completion
-    span: Span
+    span: Span | None
 
 
 class Completer:
@@ -111,11 +112,14 @@ class Completer:
             committed = await isolate(prepared, self._write, self._write_failure)
         for each, is_ours in zip(prepared, committed, strict=True):
             self._settle(each, is_ours=is_ours)
+        count_finished(
+            [each.completion for each, ours in zip(prepared, committed, strict=True) if ours], time.monotonic()
+        )
 
     def _prepare(self, outcome: Outcome) -> _Prepared:
         span = open_process_span(outcome)
         output_url = self._urls.pop(outcome.job.key, None)
-        now, traceparent = time.monotonic(), traceparent_of(span)
+        now, traceparent = time.monotonic(), traceparent_of(outcome, span)
         return _Prepared(completion(outcome, self._pool_name, now, traceparent, output_url), span)
 
     async def _write(self, prepared: Sequence[_Prepared]) -> list[bool]:
@@ -134,7 +138,8 @@ class Completer:
     def _settle(self, prepared: _Prepared, *, is_ours: bool) -> None:
         outcome = prepared.completion.outcome
         job = outcome.job
-        close_process_span(prepared.span)
+        if prepared.span is not None:
+            close_process_span(prepared.span)
         self._held.remove(job)
         self._unsettled -= 1
         if not self._unsettled:
@@ -145,27 +150,3 @@ class Completer:
             return
         for place in job.places:
             self._ledger.finish(place)
-        _count(prepared.completion)
-
-
-def _count(each: Completion) -> None:
-    outcome, job = each.outcome, each.job
-    code = str(outcome.error.code) if outcome.error else ""
-    telemetry.JOBS_FINISHED.labels(lane=job.lane, state=outcome.state, error_code=code).inc()
-    telemetry.PROCESS_SECONDS.labels(lane=job.lane).observe(time.monotonic() - job.candidate.received_at)
-    finished = outcome.finished
-    if finished is None:
-        return
-    if outcome.state is not JobState.SUCCEEDED:
-        telemetry.TOKENS.labels(kind="wasted").inc(finished.completion_tokens)
-        return
-    telemetry.TOKENS.labels(kind="prompt").inc(finished.prompt_tokens)
-    telemetry.TOKENS.labels(kind="cached").inc(finished.cached_tokens)
-    telemetry.TOKENS.labels(kind="completion").inc(finished.completion_tokens)
-    duration_s = (finished.finished_ns - finished.added_ns) / 1e9
-    telemetry.REQUEST_SECONDS.observe(duration_s)
-    if finished.first_token_s is not None:
-        telemetry.FIRST_TOKEN_SECONDS.observe(finished.first_token_s)
-        if finished.completion_tokens > 1:
-            rest_s = duration_s - finished.first_token_s
-            telemetry.OUTPUT_TOKEN_SECONDS.observe(max(0.0, rest_s) / (finished.completion_tokens - 1))

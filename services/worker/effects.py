@@ -5,19 +5,28 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import cast
+from typing import NamedTuple
 from uuid import UUID
 
-from schemas.common import MAX_INLINE_OUTPUT_BYTES, FinishReason, JobState
-from schemas.events import CloudEvent, JobOutcome, TerminalEventType, Timings, Usage, WebhookBody
+from schemas.common import MAX_INLINE_OUTPUT_BYTES, JobState
 from services.database import storable
 from services.identifiers import uuid7
 from services.worker.jobs import Job, Outcome
 from services.worker.protocol import Finished
 
+_to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
-@dataclass(frozen=True, slots=True)
-class Effect:
+
+class Spent(NamedTuple):
+    """Milliseconds: waiting in the backlog, loading the adapter, to the first token, from acceptance to the end."""
+
+    queue_ms: float
+    load_ms: float
+    first_token_ms: float | None
+    total_ms: float
+
+
+class Effect(NamedTuple):
     """One row of the outbox."""
 
     event_id: UUID
@@ -27,12 +36,11 @@ class Effect:
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(NamedTuple):
     """An outcome with everything that is written for it; made once, written again as often as the database needs."""
 
     outcome: Outcome
-    timings: Timings
+    timings: Spent
     effects: tuple[Effect, ...]
     traceparent: str | None
     output_url: str | None
@@ -57,33 +65,39 @@ class Used:
 def completion(
     outcome: Outcome, pool: str, now: float, traceparent: str | None = None, output_url: str | None = None
 ) -> Completion:
-    """Everything that is written for an outcome; `now` is monotonic seconds."""
+    """Everything that is written for an outcome; `now` is monotonic seconds.
+
+    The bodies are CloudEvent and WebhookBody, written as JSON by hand: their parts were checked when they came in, and
+    checking them again on the way out costs as much as all the rest. A test reads them back through the models.
+    """
     timings = timings_of(outcome, now)
     data = outcome_data(outcome, timings, output_url)
-    finished_at = datetime.now(UTC)
-    event_type = cast("TerminalEventType", f"job.{outcome.state}")
+    finished_at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    event_type = f"job.{outcome.state}"
     event_id = uuid7()
-    event = CloudEvent(
-        id=str(event_id),
-        source=f"/loraq/{pool}",
-        type=event_type,
-        subject=f"{data.tenant}/{data.job_id}",
-        time=finished_at,
-        traceparent=traceparent,
-        data=data,
-    )
-    effects = [Effect(event_id, "event", event_type, event.model_dump_json(), "")]
+    event = {
+        "specversion": "1.0",
+        "id": str(event_id),
+        "source": f"/loraq/{pool}",
+        "type": event_type,
+        "subject": f"{data['tenant']}/{data['job_id']}",
+        "time": finished_at,
+        "datacontenttype": "application/json",
+        "traceparent": traceparent,
+        "data": data,
+    }
+    effects = [Effect(event_id, "event", event_type, _to_json(event), "")]
     if (url := outcome.job.grant.webhook_url) is not None:
-        body = WebhookBody(type=event_type, timestamp=finished_at, data=data)
-        effects.append(Effect(event_id, "webhook", event_type, body.model_dump_json(), url))
+        body = {"type": event_type, "timestamp": finished_at, "data": data}
+        effects.append(Effect(event_id, "webhook", event_type, _to_json(body), url))
     return Completion(outcome, timings, tuple(effects), traceparent, output_url)
 
 
-def timings_of(outcome: Outcome, now: float) -> Timings:
+def timings_of(outcome: Outcome, now: float) -> Spent:
     """Milliseconds as the row and the webhook tell them."""
     job, finished = outcome.job, outcome.finished
     first_token_s = finished.first_token_s if finished else None
-    return Timings(
+    return Spent(
         queue_ms=_ms(job.queue_s()),
         load_ms=_ms(job.load_s),
         first_token_ms=None if first_token_s is None else _ms(first_token_s),
@@ -91,29 +105,29 @@ def timings_of(outcome: Outcome, now: float) -> Timings:
     )
 
 
-def outcome_data(outcome: Outcome, timings: Timings, output_url: str | None) -> JobOutcome:
-    """`data` of the event and of the webhook.
+def outcome_data(outcome: Outcome, timings: Spent, output_url: str | None) -> dict[str, object]:
+    """`data` of the event and of the webhook: a JobOutcome's fields as JSON has them.
 
     A large output that could not be put into the object store is in its row alone: escaped, it may be larger than
     Kafka takes, and the event would never arrive.
     """
-    job = outcome.job
+    job, error = outcome.job, outcome.error
     adapter = job.request.adapter
     finished = outcome.finished if outcome.state is JobState.SUCCEEDED else None
-    return JobOutcome(
-        job_id=job.key.job_id,
-        tenant=job.key.tenant,
-        adapter=adapter.split("@")[0] if adapter else None,
-        adapter_version=job.grant.adapter.version if job.grant.adapter else None,
-        state=outcome.state,
-        output_text=storable(finished.text) if finished and not is_large(outcome) else None,
-        output_url=output_url,
-        finish_reason=FinishReason(finished.finish_reason) if finished else None,
-        usage=_usage_of(finished) if finished else None,
-        timings=timings,
-        error=outcome.error,
-        metadata=job.request.metadata,
-    )
+    return {
+        "job_id": str(job.key.job_id),
+        "tenant": job.key.tenant,
+        "adapter": adapter.split("@")[0] if adapter else None,
+        "adapter_version": job.grant.adapter.version if job.grant.adapter else None,
+        "state": outcome.state,
+        "output_text": storable(finished.text) if finished and not is_large(outcome) else None,
+        "output_url": output_url,
+        "finish_reason": finished.finish_reason if finished else None,
+        "usage": _usage_of(finished) if finished else None,
+        "timings": timings._asdict(),
+        "error": {"code": error.code, "message": storable(error.message)} if error else None,
+        "metadata": job.request.metadata,
+    }
 
 
 def is_large(outcome: Outcome) -> bool:
@@ -122,6 +136,7 @@ def is_large(outcome: Outcome) -> bool:
     return (
         outcome.state is JobState.SUCCEEDED
         and finished is not None
+        and 4 * len(finished.text) > MAX_INLINE_OUTPUT_BYTES  # so that short ones need not be encoded
         and len(finished.text.encode()) > MAX_INLINE_OUTPUT_BYTES
     )
 
@@ -155,12 +170,12 @@ def logprobs_json(logprobs: list[dict[int, float]] | None) -> str | None:
     return json.dumps(rows, separators=(",", ":"), allow_nan=False)
 
 
-def _usage_of(finished: Finished) -> Usage:
-    return Usage(
-        prompt_tokens=finished.prompt_tokens,
-        cached_tokens=finished.cached_tokens,
-        completion_tokens=finished.completion_tokens,
-    )
+def _usage_of(finished: Finished) -> dict[str, int]:
+    return {
+        "prompt_tokens": finished.prompt_tokens,
+        "cached_tokens": finished.cached_tokens,
+        "completion_tokens": finished.completion_tokens,
+    }
 
 
 def _ms(seconds: float) -> float:

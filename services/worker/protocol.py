@@ -5,9 +5,10 @@ A frame is its length (4 bytes, big-endian) and that many bytes. Both ends are t
 
 import pickle
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from engine import EngineConfig, Request
 
@@ -42,9 +43,12 @@ class Unload:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Run these requests; each has a `request_id`."""
+    """Run these requests; each has a `request_id`. They travel as plain tuples, which costs a tenth of objects."""
 
     requests: tuple[Request, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpack_add, ([_request_fields(request) for request in self.requests],)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +81,7 @@ class LoadFailed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """One request ran to its end. `*_ns` are wall-clock nanoseconds since 1970, for spans only."""
 
     request_id: str
@@ -110,6 +113,9 @@ class Done:
     finished: tuple[Finished, ...]
     refused: tuple[Refused, ...]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpack_done, ([tuple(finished) for finished in self.finished], self.refused)
+
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
@@ -128,6 +134,18 @@ class Fatal:
 
 ToEngine: TypeAlias = Start | Load | Unload | Add | Cancel
 FromEngine: TypeAlias = Ready | Loaded | LoadFailed | Done | Heartbeat | Fatal
+
+
+_request_fields = attrgetter(*(each.name for each in fields(Request)))
+_REQUEST_NAMES = tuple(each.name for each in fields(Request))
+
+
+def _unpack_add(requests: list[tuple[Any, ...]]) -> Add:
+    return Add(tuple(Request(**dict(zip(_REQUEST_NAMES, values, strict=True))) for values in requests))
+
+
+def _unpack_done(finished: list[tuple[Any, ...]], refused: tuple[Refused, ...]) -> Done:
+    return Done(tuple(map(Finished._make, finished)), refused)
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:

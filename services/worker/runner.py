@@ -6,18 +6,22 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 from engine import EngineError, Request, SamplingParams
 from schemas.common import ErrorCode, JobState
-from schemas.job import JobRequest
+from schemas.job import JobRequest, Sampling
 from services import telemetry
 from services.worker.adapters import Adapters
 from services.worker.backlog import BASE_GROUP, Backlog
 from services.worker.bridge import EngineBridge
 from services.worker.jobs import Job, JobKey, Outcome, Phase, expired, failed
+from services.worker.meters import count_started
 from services.worker.protocol import Done, Finished, Refused
 
 TICK_S = 0.1
+_SCALARS = tuple(name for name in Sampling.model_fields if name != "stop")
 _log = telemetry.get_logger()
 
 
@@ -152,7 +156,7 @@ class Runner:
                 self._end(job, failed(job, ErrorCode.INVALID_MESSAGE, str(error)))
             else:
                 self._running[request_id] = job
-                telemetry.QUEUE_SECONDS.labels(lane=job.lane).observe(job.queue_s())
+        count_started((job.lane, job.queue_s()) for job in jobs if job.started_at == now)
         if requests and self._engine.ready:
             self._engine.add(requests)  # otherwise it was lost just now, and `lost` will find them
 
@@ -281,6 +285,16 @@ def engine_request(job: Job, request_id: str) -> Request:
         prompt=request.prompt,
         messages=None if request.messages is None else [message.model_dump() for message in request.messages],
         adapter=None if job.group == BASE_GROUP else job.group,
-        sampling=SamplingParams(**request.sampling.model_dump() | {"stop": tuple(request.sampling.stop)}),
+        sampling=_sampling_params(request.sampling),
         tenant=request.tenant,
     )
+
+
+def _sampling_params(sampling: Sampling) -> SamplingParams:
+    return _shared_params(*(getattr(sampling, name) for name in _SCALARS), tuple(sampling.stop))
+
+
+@lru_cache(maxsize=1024)
+def _shared_params(*values: Any) -> SamplingParams:
+    """Most jobs ask for the same as others: one object for all of them is checked once and sent once per batch."""
+    return SamplingParams(**dict(zip((*_SCALARS, "stop"), values, strict=True)))

@@ -13,8 +13,10 @@ from services.worker.jobs import Job, Outcome
 from services.worker.protocol import Finished
 
 
-def open_process_span(outcome: Outcome) -> Span:
-    """Span of the record, a child of its sender's; end it once the row is committed."""
+def open_process_span(outcome: Outcome) -> Span | None:
+    """Span of the record, a child of its sender's; end it once the row is committed. None where nobody takes spans."""
+    if not telemetry.recording():
+        return None
     job = outcome.job
     record = job.candidate.record
     parent = telemetry.context_from(job.candidate.traceparent)
@@ -36,8 +38,10 @@ def open_process_span(outcome: Outcome) -> Span:
     return span
 
 
-def traceparent_of(span: Span) -> str | None:
-    """W3C `traceparent` that names this span."""
+def traceparent_of(outcome: Outcome, span: Span | None) -> str | None:
+    """W3C `traceparent` for what follows from the job: of its span, or its sender's where there is none."""
+    if span is None:
+        return telemetry.passed_on(outcome.job.candidate.traceparent)
     with trace.use_span(span, end_on_exit=False):
         return telemetry.current_traceparent()
 
