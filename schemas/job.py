@@ -21,6 +21,7 @@ from schemas.common import MAX_METADATA_BYTES, AdapterRef, EndpointName, Strict,
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
 MAX_URL_CHARS = 2048
+_as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def _short_url(url: AnyHttpUrl) -> AnyHttpUrl:
@@ -97,7 +98,7 @@ class JobRequest(Strict):
     @classmethod
     def _metadata_fits(cls, metadata: dict[str, Any]) -> dict[str, Any]:
         try:
-            encoded = json.dumps(metadata, ensure_ascii=False, allow_nan=False).encode()
+            encoded = _as_json(metadata).encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"metadata holds a lone surrogate at character {error.start}") from error
         if len(encoded) > MAX_METADATA_BYTES:

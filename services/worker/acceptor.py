@@ -12,12 +12,13 @@ from services import telemetry
 from services.errors import PermanentError
 from services.secrets import SecretBox
 from services.worker.dead_letters import DeadLetters
+from services.worker.decisions import Conflict, Decision, Ended, Leased, MayStart, Taken
 from services.worker.held import Held
 from services.worker.jobs import Candidate, Job, Outcome, Record, Rejection, failed
 from services.worker.ledger import Ledger
 from services.worker.persist import Persistence, isolate
 from services.worker.records import TenantKey, authenticate, parse
-from services.worker.store import Conflict, Decision, Ended, JobStore, Leased, Taken
+from services.worker.store import JobStore
 
 MAX_BATCH = 500
 MAX_RECHECK_S = 1.0
@@ -33,10 +34,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """Where jobs go from here: those that can run, and those that ended before they could."""
+    """Where jobs go from here: those that can run, and those that ended before they could.
+
+    `starter` answers, one job at a time, whether the engine would take another at once.
+    """
 
     run: Callable[[Sequence[Job]], None]
     finish: Callable[[Outcome], None]
+    starter: Callable[[], MayStart]
 
 
 class TenantKeys:
@@ -185,7 +190,10 @@ class Acceptor:
             self._handoff.run(runnable)
 
     async def _ask(self, candidates: Sequence[Candidate]) -> list[Decision | Refused]:
-        return list(await self._persistence.insist(partial(self._store.accept, candidates)))
+        return list(await self._persistence.insist(partial(self._take_or_decide, candidates)))
+
+    async def _take_or_decide(self, candidates: Sequence[Candidate]) -> list[Decision]:
+        return await self._store.accept(candidates, self._handoff.starter())
 
     def _apply(self, candidate: Candidate, decision: Decision | Refused) -> Job | None:
         """Act on a decision; returns the job if it can run."""
@@ -205,6 +213,7 @@ class Acceptor:
 
     def _take(self, candidate: Candidate, taken: Taken) -> Job | None:
         job = Job(candidate, taken.grant, time.monotonic(), [candidate.record.place], attempts=taken.grant.attempts)
+        job.counted = taken.counted
         self._held.add(job)
         if taken.doom is None:
             return job

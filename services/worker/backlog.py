@@ -99,6 +99,10 @@ class Backlog(Generic[JobT]):
             if group in queue.groups:
                 queue.push_head(group)
 
+    def is_open(self, group: str) -> bool:
+        """Whether the group's jobs may be taken."""
+        return group in self._open
+
     def close(self, group: str) -> None:
         """The group's adapter is gone or going: its jobs wait."""
         assert group != BASE_GROUP, "the base model is always there"

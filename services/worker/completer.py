@@ -104,7 +104,8 @@ class Completer:
                 await self._complete(batch)
 
     async def _complete(self, outcomes: Sequence[Outcome]) -> None:
-        prepared = [self._prepare(outcome) for outcome in outcomes]
+        recording = telemetry.recording()
+        prepared = [self._prepare(outcome, recording=recording) for outcome in outcomes]
         with (
             telemetry.COMPLETION_SECONDS.time(),
             telemetry.tracer().start_as_current_span(telemetry.SPAN_COMPLETE_JOBS),
@@ -116,8 +117,8 @@ class Completer:
             [each.completion for each, ours in zip(prepared, committed, strict=True) if ours], time.monotonic()
         )
 
-    def _prepare(self, outcome: Outcome) -> _Prepared:
-        span = open_process_span(outcome)
+    def _prepare(self, outcome: Outcome, *, recording: bool) -> _Prepared:
+        span = open_process_span(outcome) if recording else None
         output_url = self._urls.pop(outcome.job.key, None)
         now, traceparent = time.monotonic(), traceparent_of(outcome, span)
         return _Prepared(completion(outcome, self._pool_name, now, traceparent, output_url), span)

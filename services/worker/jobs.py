@@ -91,7 +91,10 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A job that this worker holds. Times are monotonic seconds."""
+    """A job that this worker holds. Times are monotonic seconds.
+
+    `counted`: the database counts its next attempt already, which `attempts` does not.
+    """
 
     candidate: Candidate
     grant: Grant
@@ -102,6 +105,7 @@ class Job:
     started_at: float | None = None
     load_s: float = 0.0
     alone: bool = False
+    counted: bool = False
 
     @property
     def key(self) -> JobKey:

@@ -13,9 +13,11 @@ from engine import EngineError, Request, SamplingParams
 from schemas.common import ErrorCode, JobState
 from schemas.job import JobRequest, Sampling
 from services import telemetry
+from services.registry.adapters import AdapterVersion
 from services.worker.adapters import Adapters
 from services.worker.backlog import BASE_GROUP, Backlog
 from services.worker.bridge import EngineBridge
+from services.worker.decisions import MayStart
 from services.worker.jobs import Job, JobKey, Outcome, Phase, expired, failed
 from services.worker.meters import count_started
 from services.worker.protocol import Done, Finished, Refused
@@ -81,6 +83,17 @@ class Runner:
         """Something changed that may let jobs start."""
         self._wake.set()
 
+    def starter(self) -> MayStart:
+        """Answers for one job after another whether it would start at once: for as many as fit with those that wait."""
+        fits = self._limits.capacity - self.num_running - len(self._backlog)
+        room = iter(range(fits if self._may_take() and not self._suspects else 0))
+
+        def may_start(adapter: AdapterVersion | None) -> bool:
+            group = adapter.digest if adapter else BASE_GROUP
+            return self._backlog.is_open(group) and next(room, None) is not None
+
+        return may_start
+
     async def drain(self) -> None:
         """Start no more jobs, and wait until the engine has none."""
         self._draining = True
@@ -103,7 +116,7 @@ class Runner:
 
     def _take(self) -> list[Job]:
         """What the engine can start now; suspects wait until it is empty, and have it for themselves."""
-        if not self._engine.ready or self._draining or any(job.alone for job in self._running.values()):
+        if not self._may_take():
             return []
         if not self._suspects and (jobs := self._backlog.take(self._limits.capacity - len(self._running))):
             for job in jobs:
@@ -113,15 +126,21 @@ class Runner:
                 return neighbours
         return [self._suspects.popleft()] if self._suspects and not self._running else []
 
+    def _may_take(self) -> bool:
+        return self._engine.ready and not self._draining and not any(job.alone for job in self._running.values())
+
     async def _start(self, jobs: list[Job]) -> None:
         for job in jobs:
             job.phase = Phase.RUNNING
         generation, self._starting = self._generation, len(jobs)
-        started = await self._desk.start(jobs)
+        uncounted = [job for job in jobs if not job.counted]
+        started = await self._desk.start(uncounted) if uncounted else {}
         self._starting = 0
         ready: list[Job] = []
         for job in jobs:
-            if job.key in started:
+            if job.counted:
+                ready.append(job)
+            elif job.key in started:
                 job.attempts = started[job.key]
                 ready.append(job)
             else:
@@ -149,6 +168,8 @@ class Runner:
                 self._adapters.leave(job)
                 continue
             job.started_at = now
+            if job.counted:
+                job.attempts, job.counted = job.attempts + 1, False
             request_id = f"{next(self._ids)}"
             try:
                 requests.append(engine_request(job, request_id))

@@ -13,10 +13,8 @@ from services.worker.jobs import Job, Outcome
 from services.worker.protocol import Finished
 
 
-def open_process_span(outcome: Outcome) -> Span | None:
-    """Span of the record, a child of its sender's; end it once the row is committed. None where nobody takes spans."""
-    if not telemetry.recording():
-        return None
+def open_process_span(outcome: Outcome) -> Span:
+    """Span of the record, a child of its sender's; end it once the row is committed."""
     job = outcome.job
     record = job.candidate.record
     parent = telemetry.context_from(job.candidate.traceparent)

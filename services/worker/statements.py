@@ -17,7 +17,6 @@ select tenant, job_id, (now() at time zone 'UTC')::date, fingerprint
 from unnest($1::text[], $2::uuid[], $3::bytea[]) as sent (tenant, job_id, fingerprint)
 order by tenant, job_id
 on conflict do nothing
-returning tenant, job_id
 """
 
 KNOWN_JOBS = """
@@ -32,15 +31,19 @@ for update of jobs
 """
 
 INSERT_JOBS = """
-insert into loraq.jobs
-    (tenant, job_id, pool, adapter, adapter_version, lane, state, accepted_on, accepted_at, worker, metadata, fence,
-     lease_until, replay_of)
-select
-    tenant, job_id, $6, adapter, adapter_version, lane, 'queued', (now() at time zone 'UTC')::date, now(), $7,
-    metadata::jsonb, 1, clock_timestamp() + $8::interval, replay_of
-from unnest($1::text[], $2::uuid[], $3::text[], $4::integer[], $5::text[], $9::text[], $10::uuid[])
-    as sent (tenant, job_id, adapter, adapter_version, lane, metadata, replay_of)
-returning tenant, job_id, accepted_on, fence, attempts, 0::float8 as age_s
+with made as (
+    insert into loraq.jobs
+        (tenant, job_id, pool, adapter, adapter_version, lane, state, attempts, started_at, accepted_on, accepted_at,
+         worker, metadata, fence, lease_until, replay_of)
+    select
+        tenant, job_id, $6, adapter, adapter_version, lane, case when starts then 'running' else 'queued' end,
+        starts::integer, case when starts then clock_timestamp() end, (now() at time zone 'UTC')::date, now(),
+        $7, metadata::jsonb, 1, clock_timestamp() + $8::interval, replay_of
+    from unnest($1::text[], $2::uuid[], $3::text[], $4::integer[], $5::text[], $9::text[], $10::uuid[],
+                $11::boolean[])
+        as sent (tenant, job_id, adapter, adapter_version, lane, metadata, replay_of, starts)
+)
+select (now() at time zone 'UTC')::date as accepted_on, 1::bigint as fence, 0 as attempts, 0::float8 as age_s
 """
 
 TAKE_JOBS = """
@@ -83,8 +86,9 @@ returning jobs.tenant, jobs.job_id
 
 RELEASE_JOBS = """
 update loraq.jobs
-set lease_until = null, state = 'queued'
-from unnest($1::date[], $2::text[], $3::uuid[], $4::bigint[]) as held (accepted_on, tenant, job_id, fence)
+set lease_until = null, state = 'queued', attempts = jobs.attempts - held.unspent
+from unnest($1::date[], $2::text[], $3::uuid[], $4::bigint[], $5::integer[])
+    as held (accepted_on, tenant, job_id, fence, unspent)
 where jobs.accepted_on = held.accepted_on and jobs.tenant = held.tenant and jobs.job_id = held.job_id
     and jobs.fence = held.fence and jobs.state in ('queued', 'running')
 """
@@ -97,23 +101,25 @@ set state = ended.state,
     finished_at = clock_timestamp(),
     lease_until = null
 from unnest($1::date[], $2::text[], $3::uuid[], $4::bigint[], $5::text[], $6::text[], $7::text[])
-    as ended (accepted_on, tenant, job_id, fence, state, error_code, error_message)
+    with ordinality as ended (accepted_on, tenant, job_id, fence, state, error_code, error_message, place)
 where jobs.accepted_on = ended.accepted_on and jobs.tenant = ended.tenant and jobs.job_id = ended.job_id
     and jobs.fence = ended.fence and jobs.state in ('queued', 'running')
-returning jobs.tenant, jobs.job_id
+returning ended.place
 """
 
+# The tokens of all results come as one array of integers, and of each the places of its first and last.
 INSERT_RESULTS = """
 insert into loraq.results
     (accepted_on, tenant, job_id, output_text, output_url, output_token_ids, logprobs, finish_reason, prompt_tokens,
      cached_tokens, completion_tokens, queue_ms, load_ms, first_token_ms, total_ms)
 select
-    accepted_on, tenant, job_id, output_text, output_url, string_to_array(token_ids, ',')::integer[], logprobs::jsonb,
+    accepted_on, tenant, job_id, output_text, output_url, ($16::integer[])[first_token:last_token], logprobs::jsonb,
     finish_reason, prompt_tokens, cached_tokens, completion_tokens, queue_ms, load_ms, first_token_ms, total_ms
-from unnest($1::date[], $2::text[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
-            $9::integer[], $10::integer[], $11::integer[], $12::float8[], $13::float8[], $14::float8[], $15::float8[])
-    as made (accepted_on, tenant, job_id, output_text, output_url, token_ids, logprobs, finish_reason, prompt_tokens,
-             cached_tokens, completion_tokens, queue_ms, load_ms, first_token_ms, total_ms)
+from unnest($1::date[], $2::text[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[],
+            $8::integer[], $9::integer[], $10::integer[], $11::float8[], $12::float8[], $13::float8[], $14::float8[],
+            $15::integer[], $17::integer[])
+    as made (accepted_on, tenant, job_id, output_text, output_url, logprobs, finish_reason, prompt_tokens,
+             cached_tokens, completion_tokens, queue_ms, load_ms, first_token_ms, total_ms, first_token, last_token)
 """
 
 ADD_USAGE = """

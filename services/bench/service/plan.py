@@ -36,7 +36,7 @@ class Plan:
             "job_id": str(self.job_id(index)),
             "tenant": self.tenants[index % len(self.tenants)],
             "prompt": PROMPT.format(index=index),
-            "sampling": {"max_tokens": MAX_TOKENS, "temperature": 0.7, "seed": index},
+            "sampling": {"max_tokens": MAX_TOKENS, "temperature": 0.7, "top_p": 0.9},
             "metadata": {"index": index},
         }
         return json.dumps(request).encode()

@@ -1,0 +1,63 @@
+"""What the database says of a candidate: taken, ended, another's, or in conflict with an earlier request."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from asyncpg import Record as Row
+
+from schemas.common import TERMINAL_STATES, JobState
+from schemas.events import JobError
+from services.registry.adapters import AdapterVersion
+from services.worker.jobs import Candidate, Grant
+
+MayStart: TypeAlias = Callable[[AdapterVersion | None], bool]
+"""Asked of one job after another: whether the engine would take one with this adapter at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The job is ours. With `doom` it cannot run, and ends as failed for that reason.
+
+    `counted`: it is marked as running, and the attempt that comes is counted already.
+    """
+
+    grant: Grant
+    doom: JobError | None
+    counted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The job is terminal already: the delivery is a duplicate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """The id belongs to another request of the tenant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """Another worker holds the job for that many seconds, unless it renews."""
+
+    left_s: float
+
+
+Decision: TypeAlias = Taken | Ended | Conflict | Leased
+
+
+def never(_adapter: AdapterVersion | None) -> bool:
+    """No job is started with its taking."""
+    return False
+
+
+def early_decision(candidate: Candidate, row: Row | None) -> Decision | None:
+    """What can be said without taking the job; None when it may be taken."""
+    if row is None:
+        return None
+    if row["fingerprint"] != candidate.fingerprint:
+        return Conflict()
+    if JobState(row["state"]) in TERMINAL_STATES:
+        return Ended()
+    return Leased(row["lease_left_s"]) if row["lease_left_s"] else None
