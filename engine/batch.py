@@ -27,7 +27,7 @@ class StepBatch:
     None when no row has an adapter, `edges` when none of them reaches beyond the layers.
     """
 
-    token_ids: Ids
+    token_ids: torch.Tensor
     attention: AttentionBatch
     lora: LoraBatch | None
     edges: EdgeBatch | None
@@ -49,7 +49,7 @@ def build_batch(
     adapters = [adapter_of(part) for part in plan]
     sampled = np.array([part.is_last for part in plan])
     return StepBatch(
-        token_ids=_token_ids(plan),
+        token_ids=torch.from_numpy(_token_ids(plan)),
         attention=AttentionBatch(
             block_tables=torch.from_numpy(_block_tables(plan)),
             query_starts=torch.from_numpy(_from_zero(ends)),

@@ -1,6 +1,7 @@
 """EngineConfig: every size and switch of one engine, checked once."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -10,6 +11,7 @@ from engine.errors import ConfigurationError
 DType = Literal["float32", "bfloat16", "float16"]
 
 MIB = 1024**2
+DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,10 @@ class EngineConfig:
     `max_batch_tokens` the tokens that one step computes. `threads` 0 is one per core. `tokens_per_page` is the least
     length of a KV page: it is filled up to whole adapter tiles. With `prefix_cache` computed KV blocks are kept while
     there is room, and used by whoever of the same tenant has the same adapter and the same beginning.
+
+    `device` is "cpu", "cuda" or "cuda:1". The rest matters on CUDA alone: `host_bytes` is page-locked memory in which
+    adapters wait for their way to the device; with `graphs` a decode step is one recorded graph; with `batch_invariant`
+    a request's tokens are the same in every batch there too, which costs speed.
     """
 
     model: Path | str
@@ -31,15 +37,18 @@ class EngineConfig:
     tokens_per_page: int = 16
     threads: int = 0
     prefix_cache: bool = True
+    host_bytes: int = 2048 * MIB
+    graphs: bool = True
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in get_args(DType):
             raise ConfigurationError(f"dtype is {self.dtype!r}; it must be one of {', '.join(get_args(DType))}")
-        for name in ("max_batch_size", "max_batch_tokens", "pool_bytes", "tokens_per_page"):
+        for name in ("max_batch_size", "max_batch_tokens", "pool_bytes", "tokens_per_page", "host_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.device != "cpu":
-            raise ConfigurationError(f"device is {self.device!r}; this version computes on 'cpu' only")
+        if not DEVICE.fullmatch(self.device):
+            raise ConfigurationError(f"device is {self.device!r}; it must be cpu, cuda or cuda:N")
         if self.threads < 0:
             raise ConfigurationError(f"threads is {self.threads}; it must be 0 (one per core) or more")
         if self.max_batch_tokens < self.max_batch_size:

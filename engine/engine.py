@@ -10,18 +10,21 @@ from types import MappingProxyType
 
 import torch
 
+from engine.backend import Backend, open_backend, torch_dtype
 from engine.batch import build_batch
 from engine.config import EngineConfig
 from engine.errors import (
-    AdapterError,
     AdapterInUseError,
     EngineError,
     InvalidRequestError,
     PromptTooLongError,
     UnknownAdapterError,
 )
-from engine.kernels import Kernels, fallback, load_cpu_kernels
+from engine.lora.reading import Reader, ThreadReader
 from engine.lora.store import AdapterStore, LoadedAdapter
+from engine.lora.tables import SlotTables
+from engine.lora.transfer import DirectLoader, Loader, StagedLoader
+from engine.memory.host import HostTier
 from engine.memory.pool import PagePool
 from engine.memory.prefix import scope_key
 from engine.memory.residency import Residency
@@ -32,10 +35,14 @@ from engine.model.text import TextStream
 from engine.model.tokenizer import Tokenizer
 from engine.model.weights import load_weights
 from engine.model.workspace import Workspace
-from engine.sampling import Sampled, sample
-from engine.scheduler import Plan, Scheduler, Slice
+from engine.runner import make_runner
+from engine.sampling import Sampled
+from engine.scheduler import Scheduler, Slice
 from engine.sequence import Sequence as Running
 from engine.types import AdapterInfo, AdapterName, FinishReason, Output, Request, RequestId, Usage
+
+LONGEST_WAIT_S = 0.02
+"""Of a step that has nothing to compute, for an adapter on its way."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,23 +59,27 @@ class _Job:
 class Engine:
     """One base model and its loaded adapters. Not thread-safe: one thread adds, cancels and steps.
 
-    Raises ModelError when the model's directory cannot be served and ConfigurationError when memory is too small.
+    Raises ModelError when the model's directory cannot be served and ConfigurationError when memory is too small or the
+    device is not there. `backend` takes the place of the one that the configuration's device asks for, `reader` that of
+    threads which read adapters beside the steps.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, backend: Backend | None = None, reader: Reader | None = None) -> None:
         self.config = config
         self.model_config = read_model_config(config.model_dir)
         torch.set_num_threads(config.num_threads)
-        dtype: torch.dtype = getattr(torch, config.dtype)
+        self._backend = backend or open_backend(config)
+        dtype = torch_dtype(config)
         self.tokenizer = Tokenizer(config.model_dir)
         eos = self.tokenizer.eos_token_id
         self._eos_token_ids = self.model_config.eos_token_ids | ({eos} if eos is not None else set())
-        self._kernels = _kernels_for(dtype)
-        self._storage = Storage(self.model_config, dtype, config.tokens_per_page, config.pool_bytes)
+        device = self._backend.device
+        self._storage = Storage(self.model_config, dtype, config.tokens_per_page, config.pool_bytes, device)
         self._pool = PagePool(self._storage.num_pages)
         self._residency = Residency(self._pool)
-        self._adapters = AdapterStore(self.model_config, self._storage, self._pool, self._residency)
+        self._adapters = self._make_store(reader or ThreadReader())
         self._decoder = self._make_decoder(dtype)
+        self._runner = make_runner(config, self._backend, self._decoder, self._adapters.tables, self._storage)
         self._scheduler = Scheduler(
             self._pool,
             self._residency,
@@ -82,11 +93,21 @@ class Engine:
         self._unclaimed: list[Output] = []
         self._numbers = itertools.count()
 
+    def _make_store(self, reader: Reader) -> AdapterStore:
+        storage, backend = self._storage, self._backend
+        tables = SlotTables(storage, is_remote=backend.is_remote)
+        loader: Loader = DirectLoader(reader, storage)
+        if backend.is_remote:
+            host = HostTier(storage, backend.device, self.config.host_bytes)
+            loader = StagedLoader(backend.device, reader, storage, host)
+        return AdapterStore(self.model_config, storage, self._pool, self._residency, tables, loader)
+
     def _make_decoder(self, dtype: torch.dtype) -> Decoder:
         model, config = self.model_config, self.config
-        weights = load_weights(config.model_dir, model, dtype, self._kernels)
-        workspace = Workspace(model, dtype, config.max_batch_tokens, config.max_batch_size)
-        return Decoder(model, weights, self._kernels, self._storage, self._adapters.tables, workspace)
+        kernels, where = self._backend.kernels, self._backend.device.where
+        weights = load_weights(config.model_dir, model, dtype, kernels, where)
+        workspace = Workspace(model, dtype, config.max_batch_tokens, config.max_batch_size, where)
+        return Decoder(model, weights, kernels, self._storage, self._adapters.tables, workspace)
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
@@ -95,7 +116,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """True while a step would do something."""
+        """True while a step would do something, or wait for an adapter that a request needs."""
         return bool(self._jobs or self._unclaimed)
 
     def load_adapter(self, name: str, peft_dir: Path | str) -> AdapterInfo:
@@ -111,6 +132,7 @@ class Engine:
             self._adapters.move(key, adapter)
             return present.info
         self._check_idle(key)
+        self._settle(key)
         self._adapters.add(adapter)
         return adapter.info
 
@@ -119,6 +141,7 @@ class Engine:
         if name not in self._adapters:
             raise UnknownAdapterError(f"adapter {name!r} is not loaded")
         self._check_idle(AdapterName(name))
+        self._settle(AdapterName(name))
         self._adapters.remove(AdapterName(name))
 
     def _check_idle(self, name: AdapterName) -> None:
@@ -219,35 +242,53 @@ class Engine:
         return True
 
     def step(self) -> list[Output]:
-        """Compute one batch and return the requests that it finished; at once when there is nothing to do."""
+        """Compute one batch and return the requests that it finished; at once when there is nothing to do.
+
+        While requests wait for their adapters the others go on; when all of them wait, so does the call, a moment.
+        """
         finished, self._unclaimed = self._unclaimed, []
-        plan = self._scheduler.plan()
-        finished += self._load(plan)
-        slices = [part for part in plan.slices if part.sequence.request_id in self._jobs]
+        finished += self._receive()
+        slices = self._plan()
+        if not slices and self._scheduler.arriving and self._jobs:
+            self._adapters.wait(LONGEST_WAIT_S)
+            finished += self._receive()
+            slices = self._plan()
         if slices:
             finished += self._compute(sorted(slices, key=_adapter_order))
         self._check_when_idle()
         return finished
 
-    def _load(self, plan: Plan) -> list[Output]:
-        """Read the adapters of a plan into their pages; requests of one that cannot be read fail."""
-        failed: list[Output] = []
+    def _plan(self) -> list[Slice]:
+        """What to compute; adapters that it asks for are sent on their way."""
+        plan = self._scheduler.plan()
         for name in plan.loads:
-            try:
-                self._adapters.fill(name)
-            except AdapterError as error:
-                jobs = [job for job in self._jobs.values() if job.sequence.adapter == name]
-                failed += [self._finish(job, "stop", error) for job in jobs]
-                self._adapters.evict(name)
+            self._adapters.start(name)
+        return plan.slices
+
+    def _receive(self) -> list[Output]:
+        """Take up the adapters that have arrived; requests of one that cannot be read fail."""
+        failed: list[Output] = []
+        for arrival in self._adapters.arrivals():
+            if arrival.error is not None:
+                jobs = [job for job in self._jobs.values() if job.sequence.adapter == arrival.name]
+                failed += [self._finish(job, "stop", arrival.error) for job in jobs]
+            self._scheduler.arrived(arrival.name)
+            if arrival.error is not None:
+                self._adapters.evict(arrival.name)
         return failed
+
+    def _settle(self, name: AdapterName) -> None:
+        """Wait until an adapter is no longer on its way, so that it can go."""
+        while name in self._scheduler.arriving:
+            self._adapters.wait(LONGEST_WAIT_S)
+            self._unclaimed += self._receive()
 
     def _compute(self, slices: list[Slice]) -> list[Output]:
         """One forward pass; returns the requests that its tokens end."""
         batch = build_batch(slices, self._adapter_of, self._adapters.tables)
+        self._adapters.use({part.sequence.adapter for part in slices if part.sequence.adapter is not None})
         sampling = [part.sequence for part in slices if part.is_last]
-        with torch.inference_mode():
-            logits = self._decoder.forward(batch)
-            sampled = sample(logits, sampling, self._kernels) if sampling else []
+        sampled = self._runner.run(batch, sampling)
         for part in slices:
             self._scheduler.computed(part)
         outputs = [self._advance(self._jobs[s.request_id], choice) for s, choice in zip(sampling, sampled, strict=True)]
@@ -289,15 +330,10 @@ class Engine:
         )
 
     def _check_when_idle(self) -> None:
-        if not self._jobs:
+        if not self._jobs and not self._scheduler.arriving:
             self._pool.check_integrity()
             assert self._residency.num_available == self._pool.num_pages
 
 
 def _adapter_order(part: Slice) -> str:
     return part.sequence.adapter or ""
-
-
-def _kernels_for(dtype: torch.dtype) -> Kernels:
-    """float16 has no C++ kernels: torch computes it."""
-    return fallback if dtype == torch.float16 else load_cpu_kernels()

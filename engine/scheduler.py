@@ -6,10 +6,14 @@ running sequence gives its pages back and starts over.
 
 A sequence without room for its adapter lets others pass for a bounded number of steps. Then nobody passes any more, and
 running sequences give way to it, each at most once in its life.
+
+An adapter that is not in the pool is asked for as soon as there are pages for it, also for sequences whose turn has not
+come. While it is on its way its sequences compute nothing, take no place in the batch, and hold up nobody; the transfer
+counts as a user of the adapter, so that its pages are nobody else's.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
@@ -39,7 +43,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A step: slices to compute, after the named adapters have been written into the pages taken for them."""
+    """A step: slices to compute now, and adapters to send on their way into the pages taken for them."""
 
     slices: list[Slice]
     loads: list[AdapterName]
@@ -73,6 +77,7 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._loads: list[AdapterName] = []
+        self._arriving: set[AdapterName] = set()
         self.num_preemptions = 0
 
     def __len__(self) -> int:
@@ -99,22 +104,36 @@ class Scheduler:
         else:
             self._waiting.remove(sequence)
 
+    @property
+    def arriving(self) -> Set[AdapterName]:
+        """Adapters that were asked for and have not arrived."""
+        return self._arriving
+
+    def arrived(self, name: AdapterName) -> None:
+        """An adapter's transfer has ended; from now on it is its sequences that hold it."""
+        self._arriving.remove(name)
+        self._residency.let_go(AdapterPages(name))
+
+    def _is_ready(self, sequence: Sequence) -> bool:
+        return sequence.adapter is None or sequence.adapter not in self._arriving
+
     def plan(self) -> Plan:
-        """The next step, with pages for all of its tokens; without slices only when there is no sequence."""
+        """The next step, with pages for all of its tokens; without slices only when nothing is ready to compute."""
         self._loads = []
         self._make_way()
         before = self.num_preemptions
         slices: list[Slice] = []
         budget = self._max_batch_tokens
-        for sequence in list(self._running):
+        for sequence in [running for running in self._running if self._is_ready(running)]:
+            if len(slices) == self._max_batch_size:
+                break
             count = min(sequence.num_tokens - sequence.num_computed, budget)
             if count > 0 and sequence in self._running and self._grow(sequence, sequence.num_computed + count):
                 slices.append(Slice(sequence, count))
                 budget -= count
         if self.num_preemptions == before:
             self._admit_waiting(slices, budget)
-        loads = [name for name in dict.fromkeys(self._loads) if AdapterPages(name) in self._residency]
-        return Plan(slices, loads)
+        return Plan(slices, self._loads)
 
     def computed(self, part: Slice) -> None:
         """A slice's keys and values are in its pages; blocks that are full now can be shared."""
@@ -139,10 +158,15 @@ class Scheduler:
         sequence.num_shared += 1
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Take pages up to `num_tokens`, preempting from the youngest on; False when it had to give way itself."""
+        """Take pages up to `num_tokens`, preempting from the youngest on; False when it had to give way itself.
+
+        Pages of adapters that are on their way come free by themselves: it waits for these rather than give way.
+        """
         missing = max(self.pages_for(num_tokens) - len(sequence.pages), 0)
         while missing > self._residency.num_available:
             victim = self._running[-1]
+            if victim is sequence and self._arriving:
+                return False
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -179,19 +203,51 @@ class Scheduler:
             self._preempt(victim)
 
     def _admit_waiting(self, slices: list[Slice], budget: int) -> None:
-        """Let waiting sequences run, oldest first, as far as tokens, sequences and pages go."""
+        """Let waiting sequences run, oldest first, as far as tokens, sequences and pages go.
+
+        Where there is no place left, those whose adapter is not there can still have it sent for.
+        """
+        num_ready = sum(self._is_ready(sequence) for sequence in self._running)
+        is_full = False
         for sequence in list(islice(self._waiting, LOOK_AHEAD)):
-            if budget <= 0 or len(self._running) >= self._max_batch_size:
-                return
+            is_there = self._is_there(sequence)
+            if is_there and (budget <= 0 or num_ready >= self._max_batch_size):
+                is_full = True
+            if is_full or (not is_there and len(self._running) - num_ready >= self._max_batch_size):
+                self._look_ahead(sequence)
+                continue
             match self._try_admit(sequence):
-                case _Verdict.ADMITTED:
+                case _Verdict.ADMITTED if self._is_ready(sequence):
+                    num_ready += 1
                     count = min(sequence.num_tokens - sequence.num_computed, budget)
                     slices.append(Slice(sequence, count))
                     budget -= count
+                case _Verdict.ADMITTED:
+                    pass
                 case _Verdict.NO_ROOM_FOR_ADAPTER if sequence.waited_steps <= PATIENCE_STEPS:
                     sequence.waited_steps += 1
                 case _:
                     return
+
+    def _is_there(self, sequence: Sequence) -> bool:
+        owner = sequence.adapter_owner
+        return owner is None or (owner in self._residency and owner.name not in self._arriving)
+
+    def _look_ahead(self, sequence: Sequence) -> None:
+        """Send for the adapter of a sequence that cannot run yet, where that takes nothing from those that run."""
+        owner = sequence.adapter_owner
+        if owner is None or owner in self._residency or len(self._arriving) >= self._max_batch_size:
+            return
+        wanted = sequence.adapter_num_pages + self.pages_for(sequence.num_tokens) + len(self._running)
+        if wanted <= self._residency.num_available:
+            self._send_for(owner, sequence.adapter_num_pages)
+
+    def _send_for(self, adapter: AdapterPages, num_pages: int) -> None:
+        """Take an adapter's pages; until it has arrived its transfer is their user."""
+        self._residency.take(adapter, num_pages)
+        self._residency.admit(adapter)
+        self._arriving.add(adapter.name)
+        self._loads.append(adapter.name)
 
     def _try_admit(self, sequence: Sequence) -> _Verdict:
         """Take pages for all present tokens and the adapter, if one spare page is left for each that runs."""
@@ -208,9 +264,8 @@ class Scheduler:
                 self._residency.let_go(owner)
             return _Verdict.NO_ROOM if room < 0 else _Verdict.NO_ROOM_FOR_ADAPTER
         if adapter is not None and is_cold:
-            self._residency.take(adapter, sequence.adapter_num_pages)
-            self._residency.admit(adapter)
-            self._loads.append(adapter.name)
+            self._send_for(adapter, sequence.adapter_num_pages)
+            self._residency.hold(adapter)
         self._start(sequence, blocks, wanted)
         return _Verdict.ADMITTED
 

@@ -40,13 +40,16 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 
-def load_kernels(device: str) -> Kernels:
-    """The operators of a device, "cuda", "cuda:1" or "cpu"; Triton is not imported unless it is needed."""
+def load_kernels(device: str, *, batch_invariant: bool = False) -> Kernels:
+    """The operators of a device, "cuda", "cuda:1" or "cpu"; Triton is not imported unless it is needed.
+
+    Those of the CPU are batch invariant in any case, but for the slower ones without a C++ compiler.
+    """
     kind = device.partition(":")[0]
     if kind == "cuda":
         from engine.kernels.triton import TritonKernels
 
-        return TritonKernels()
+        return TritonKernels(batch_invariant=batch_invariant)
     assert kind == "cpu", f"there are kernels for cpu and cuda, not for {device!r}"
     return load_cpu_kernels()
 

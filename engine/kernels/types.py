@@ -35,13 +35,15 @@ class LoraTables:
     """Every adapter in the pool, by slot. Rank 0 in `parts` = the adapter lacks that projection.
 
     pool: uint8 [L, P, page_bytes]; adapter_pages: int32 [slots, max_pages], logical page -> page id;
-    parts: int32 [slots, L, 7, 2] = (first tile, padded rank); scales: float32 [slots, L, 7].
+    parts: int32 [slots, L, 7, 2] = (first tile, padded rank); scales: float32 [slots, L, 7]. `rank_bound`: no padded
+    rank is larger; None where nobody has looked.
     """
 
     pool: Tensor
     adapter_pages: Tensor
     parts: Tensor
     scales: Tensor
+    rank_bound: int | None = None
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -37,7 +35,7 @@ class Edges:
     def __init__(self, kernels: Kernels, storage: Storage, stripes: Stripes) -> None:
         self._kernels, self._storage, self._stripes = kernels, storage, stripes
         sizes = [columns.stop - columns.start for _, columns in stripes]
-        self._tiles_across = torch.tensor([column_tiles(size) for size in sizes])
+        self._tiles_across = torch.tensor([column_tiles(size) for size in sizes], device=storage.pool.device)
 
     def add_head(self, logits: Tensor, x: Tensor, head: LoraBatch) -> None:
         """logits [rows, vocabulary] += s (x A^T) B in place, a stripe of columns for each layer's share."""
@@ -45,21 +43,19 @@ class Edges:
             width = columns.stop - columns.start
             self._kernels.lora_apply(logits[:, columns], x, (width,), head, layer, HEAD_STRIPE)
 
-    def add_embedding(
-        self, x: Tensor, token_ids: npt.NDArray[np.int64], rows: EmbeddingRows, tables: LoraTables
-    ) -> None:
+    def add_embedding(self, x: Tensor, token_ids: Tensor, rows: EmbeddingRows, tables: LoraTables) -> None:
         """x [tokens, hidden] += s B A[:, token] for the rows of one adapter, in place."""
         h = self._columns_of_a(token_ids[rows.start : rows.end], rows, tables)
-        segments = torch.tensor([0, rows.end - rows.start], dtype=torch.int32)
-        one = LoraBatch(tables, segments, torch.tensor([rows.slot], dtype=torch.int32))
+        count, where = rows.end - rows.start, x.device
+        segments = torch.arange(0, count + 1, count, dtype=torch.int32, device=where)
+        one = LoraBatch(tables, segments, torch.full((1,), rows.slot, dtype=torch.int32, device=where))
         part = x[rows.start : rows.end]
         self._kernels.lora_apply(part, h, (part.shape[1],), one, 0, EMBEDDING_EXPANSION)
 
-    def _columns_of_a(self, token_ids: npt.NDArray[np.int64], rows: EmbeddingRows, tables: LoraTables) -> Tensor:
+    def _columns_of_a(self, ids: Tensor, rows: EmbeddingRows, tables: LoraTables) -> Tensor:
         """A[:, token] of each token, [tokens, padded rank]: a lookup like the embedding's own."""
-        ids = torch.from_numpy(token_ids)
         layer, column = ids // self._stripes.width, ids % self._stripes.width
-        groups = torch.arange(rows.rank // TILE_RANKS)
+        groups = torch.arange(rows.rank // TILE_RANKS, device=ids.device)
         first = tables.parts[rows.slot, layer, EMBEDDING_STRIPE, 0] + column // TILE_COLUMNS
         tile = first[:, None] + groups * self._tiles_across[layer][:, None]
         page = tables.adapter_pages[rows.slot][tile // self._storage.tiles_per_page].long()

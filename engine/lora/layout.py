@@ -18,7 +18,6 @@ from torch import Tensor
 from engine.kernels import PROJECTIONS, TILE_COLUMNS, TILE_RANKS
 from engine.kernels.layout import column_tiles, padded_rank, tiles_of
 from engine.lora.peft import LoraModule, PeftAdapter
-from engine.memory.storage import Storage
 from engine.model.config import ModelConfig
 from engine.tensorfile import Bytes, StoredTensor, map_file
 from engine.types import PageId
@@ -180,17 +179,19 @@ def _length(stream: Sequence[Piece]) -> int:
     return stream[-1].first_tile + stream[-1].num_tiles if stream else 0
 
 
-def write_adapter(layout: AdapterLayout, path: Path, storage: Storage, pages: Sequence[PageId]) -> None:
-    """Copy an adapter from its file into pages, one layer at a time, converted to the pool's type."""
+def write_adapter(layout: AdapterLayout, path: Path, tiles: Tensor, pages: Sequence[PageId]) -> None:
+    """Copy an adapter from its file into pages, one layer at a time, converted to their type.
+
+    tiles: [layer, page, tile in the page, 8 ranks, 64 columns], as `Storage.tiles`.
+    """
     file, index = map_file(path), torch.tensor(pages)
-    shape = (len(pages) * storage.tiles_per_page, TILE_RANKS, TILE_COLUMNS)
-    stream = torch.zeros(shape, dtype=storage.tiles.dtype)
+    stream = torch.zeros(len(pages) * tiles.shape[2], TILE_RANKS, TILE_COLUMNS, dtype=tiles.dtype)
     for layer, pieces in enumerate(layout.pieces):
         if not pieces:
             continue
         for piece in pieces:
             _copy_tiles(stream[piece.first_tile : piece.first_tile + piece.num_tiles], piece.matrix(file))
-        storage.tiles[layer].index_copy_(0, index, stream.view(len(pages), *storage.tiles.shape[2:]))
+        tiles[layer].index_copy_(0, index, stream.view(len(pages), *tiles.shape[2:]))
 
 
 def _copy_tiles(tiles: Tensor, matrix: Tensor) -> None:

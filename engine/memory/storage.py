@@ -6,10 +6,10 @@ A page of one layer is a KV block, [keys then values, KV head, token, element], 
 import torch
 from torch import Tensor
 
+from engine.device import Device
 from engine.errors import ConfigurationError
 from engine.kernels import TILE_COLUMNS, TILE_RANKS, KvCache
 from engine.kernels.layout import tile_bytes
-from engine.kernels.memory import huge_zeros
 from engine.model.config import ModelConfig
 
 
@@ -20,7 +20,9 @@ class Storage:
     the pool would not hold a single page.
     """
 
-    def __init__(self, model: ModelConfig, dtype: torch.dtype, tokens_per_page: int, pool_bytes: int) -> None:
+    def __init__(
+        self, model: ModelConfig, dtype: torch.dtype, tokens_per_page: int, pool_bytes: int, device: Device
+    ) -> None:
         token_bytes = 2 * model.kv_size * dtype.itemsize
         tile = tile_bytes(dtype)
         self.tiles_per_page = -(-tokens_per_page * token_bytes // tile)
@@ -31,7 +33,7 @@ class Storage:
         if self.num_pages < 1:
             page = self.bytes_per_page_id
             raise ConfigurationError(f"pool_bytes is {pool_bytes}, but one page of this model takes {page}; raise it")
-        flat = huge_zeros(self.num_pages * self.bytes_per_page_id)
+        flat = device.zeros(self.num_pages * self.bytes_per_page_id)
         self.pool = flat.view(model.num_layers, self.num_pages, self.page_bytes)
         self.kv = KvCache(self.pool, model.num_kv_heads, model.head_dim)
         self.tiles: Tensor = self.pool.view(dtype).view(

@@ -37,8 +37,8 @@ class Decoder:
         self._weights, self._kernels, self._kv, self._tables = weights, kernels, storage.kv, tables
         self._edges = Edges(kernels, storage, Stripes.of(config))
         self._workspace = workspace
-        longest = min(config.max_position, storage.num_pages * storage.tokens_per_page)
-        self._cos_sin = cos_sin(config.rope, config.head_dim, longest)
+        self.max_tokens = longest = min(config.max_position, storage.num_pages * storage.tokens_per_page)
+        self._cos_sin = cos_sin(config.rope, config.head_dim, longest).to(storage.pool.device)
 
     def forward(self, step: StepBatch) -> Tensor:
         """Compute a step, store its keys and values; fp32 logits (sampled rows, vocabulary), valid until the next."""
@@ -54,7 +54,7 @@ class Decoder:
         return self._logits(a, step)
 
     def _embed(self, x: Tensor, step: StepBatch) -> None:
-        self._kernels.embed(torch.from_numpy(step.token_ids), self._weights.embedding, x)
+        self._kernels.embed(step.token_ids, self._weights.embedding, x)
         for rows in step.edges.embedding if step.edges is not None else ():
             self._edges.add_embedding(x, step.token_ids, rows, self._tables.edges)
 

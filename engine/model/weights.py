@@ -38,12 +38,14 @@ class ModelWeights:
     head: PackedLinear
 
 
-def load_weights(model_dir: Path, config: ModelConfig, dtype: torch.dtype, kernels: Kernels) -> ModelWeights:
-    """Read and pack every weight once, keeping nothing else of it.
+def load_weights(
+    model_dir: Path, config: ModelConfig, dtype: torch.dtype, kernels: Kernels, where: torch.device
+) -> ModelWeights:
+    """Read and pack every weight once on the device, keeping nothing else of it.
 
     Raises ModelError naming a tensor that is missing, unknown or of the wrong shape.
     """
-    reader = _Reader(_stored_tensors(model_dir), dtype, kernels)
+    reader = _Reader(_stored_tensors(model_dir), dtype, kernels, where)
     hidden = config.hidden_size
     embedding = reader.packed("model.embed_tokens.weight", config.vocab_size, hidden)
     layers = tuple(_layer(reader, config, index) for index in range(config.num_layers))
@@ -69,8 +71,10 @@ def _stored_tensors(model_dir: Path) -> dict[str, StoredTensor]:
 class _Reader:
     """Hands out tensors by name and knows which were never asked for."""
 
-    def __init__(self, stored: Mapping[str, StoredTensor], dtype: torch.dtype, kernels: Kernels) -> None:
-        self._stored, self._dtype, self._kernels = stored, dtype, kernels
+    def __init__(
+        self, stored: Mapping[str, StoredTensor], dtype: torch.dtype, kernels: Kernels, where: torch.device
+    ) -> None:
+        self._stored, self._dtype, self._kernels, self._where = stored, dtype, kernels, where
         self._taken: set[str] = set()
 
     def _take(self, name: str, *shape: int) -> torch.Tensor:
@@ -83,7 +87,7 @@ class _Reader:
         if stored.dtype not in ("F32", "F16", "BF16"):
             raise ModelError(f"tensor {name} is of type {stored.dtype}; supported are F32, F16 and BF16")
         self._taken.add(name)
-        return to_tensor(stored).to(self._dtype)
+        return to_tensor(stored).to(self._where, self._dtype)
 
     def vector(self, name: str, size: int) -> torch.Tensor:
         """A norm's weight."""

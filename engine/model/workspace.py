@@ -37,9 +37,11 @@ class SampledRows:
 class Workspace:
     """Not touched until used: a buffer costs the memory of the largest step so far."""
 
-    def __init__(self, model: ModelConfig, dtype: torch.dtype, max_tokens: int, max_sampled: int) -> None:
+    def __init__(
+        self, model: ModelConfig, dtype: torch.dtype, max_tokens: int, max_sampled: int, where: torch.device
+    ) -> None:
         def rows(count: int, width: int, kind: torch.dtype = dtype) -> Tensor:
-            return torch.empty(count, width, dtype=kind)
+            return torch.empty(count, width, dtype=kind, device=where)
 
         hidden, inner = model.hidden_size, model.intermediate_size
         self._all = Activations(

@@ -54,7 +54,7 @@ def test_operands_alias_the_pool_and_no_step_allocates_activations(
     engine: Engine, model_dir: Path, tmp_path: Path
 ) -> None:
     engine.load_adapter("a", lora_adapter(tmp_path / "a", model_dir, rank=12))
-    spy = Spy(engine._kernels)
+    spy = Spy(engine._backend.kernels)
     engine._decoder._kernels = spy
     sampling = SamplingParams(max_tokens=6, ignore_eos=True)
     for _ in range(2):

@@ -8,6 +8,7 @@ from torch import Tensor
 from engine.kernels.triton.attention import Attention
 from engine.kernels.triton.elementwise import Elementwise
 from engine.kernels.triton.launch import Runner, Scratch, device_architecture, run
+from engine.kernels.triton.linear import Linear
 from engine.kernels.triton.lora import Lora
 from engine.kernels.triton.plan import Plans
 from engine.kernels.triton.rope import Rope
@@ -21,16 +22,20 @@ class TritonKernels:
     The base product is torch's (cuBLAS), which picks its algorithm by shape: with it a token's last bits may depend on
     the number of rows beside it. `lora_linear` adds to that product where it lies, so rows without an adapter keep
     its bits, and rows with one are rounded a second time unless `out` is float32.
+
+    With `batch_invariant` the base product is a kernel of ours, and every kernel has one set of blocks for all steps: a
+    token's result then depends on nothing but itself, its adapter and its keys and values.
     """
 
-    def __init__(self, runner: Runner = run, capability: int | None = None) -> None:
+    def __init__(self, runner: Runner = run, capability: int | None = None, *, batch_invariant: bool = False) -> None:
         architecture = row_architecture(device_architecture() if capability is None else capability)
         self.scratch = Scratch()
         plans = Plans(runner)
-        self._lora = Lora(runner, architecture, self.scratch)
-        self._attention = Attention(runner, architecture, self.scratch, plans)
+        self._lora = Lora(runner, architecture, self.scratch, invariant=batch_invariant)
+        self._attention = Attention(runner, architecture, self.scratch, plans, invariant=batch_invariant)
         self._rope = Rope(runner, plans)
         self._elementwise = Elementwise(runner)
+        self._linear = Linear(runner, architecture) if batch_invariant else None
 
     def pack_linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None] = ()) -> PackedLinear:
         """See `Kernels.pack_linear`: one [sum N_i, K] weight as torch multiplies it; a single one is not copied."""
@@ -49,7 +54,9 @@ class TritonKernels:
         assert out.shape == (len(x), sum(weight.out_features))
         if len(x) == 0:
             return
-        if out.dtype != x.dtype:
+        if self._linear is not None:
+            self._linear.apply(x, weight, out)
+        elif out.dtype != x.dtype:
             _product_in_float32(x, weight, out)
         elif weight.bias is None:
             torch.mm(x, weight.data.T, out=out)

@@ -166,8 +166,11 @@ def combine(
 class Attention:
     """Launches attention: one kernel for prefill, two for decode."""
 
-    def __init__(self, run: Runner, architecture: Architecture, scratch: Scratch, plans: Plans) -> None:
+    def __init__(
+        self, run: Runner, architecture: Architecture, scratch: Scratch, plans: Plans, *, invariant: bool
+    ) -> None:
         self._run, self._architecture, self._scratch, self._plans = run, architecture, scratch, plans
+        self._invariant = invariant
 
     def apply(
         self,
@@ -184,7 +187,8 @@ class Attention:
         _check(q, kv, layer, batch, num_heads, out)
         if len(q) == 0:
             return
-        blocks = ATTENTION[phase(len(q), len(batch.context_lens)), self._architecture]
+        step = phase(len(q), len(batch.context_lens), invariant=self._invariant)
+        blocks = ATTENTION[step, self._architecture]
         group, tokens_per_page = num_heads // kv.num_kv_heads, page_tokens(kv, q.dtype)
         block_g = triton.next_power_of_2(group)
         block_d = max(triton.next_power_of_2(kv.head_dim), MIN_DOT)

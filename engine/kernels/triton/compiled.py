@@ -40,6 +40,7 @@ WEIGHT_LOADS = (
     ("tiles.py", "values = tl.load("),
     ("attention.py", "keys = tl.load("),
     ("attention.py", "values = tl.load("),
+    ("linear.py", "w = tl.load("),
 )
 TENSOR_CORE = re.compile(r"\b(HMMA|HGMMA|UTC\w*MMA)\b[.\w]*")
 PTX_LOAD = re.compile(

@@ -61,21 +61,26 @@ def version(tensor: Tensor) -> int:
 
 
 class Scratch:
-    """Memory that operators write before they read, kept by name and grown when a step needs more.
+    """Memory that operators write before they read, kept by name and doubled when a step needs more.
 
-    Nothing in it outlives an operator. Raising `poisoned` fills it with NaN at each use, so that tests see a read of
-    what was not written.
+    Nothing in it outlives an operator. What was outgrown is kept as well: a recorded graph may still write there.
+    Raising `poisoned` fills it with NaN at each use, so that tests see a read of what was not written.
     """
 
     def __init__(self) -> None:
         self.poisoned = False
         self._held: dict[tuple[str, torch.device], Tensor] = {}
+        self._outgrown: list[Tensor] = []
 
     def take(self, name: str, num_values: int, device: torch.device) -> Tensor:
         """float32 [num_values], contents undefined."""
         held = self._held.get((name, device))
         if held is None or held.numel() < num_values:
-            held = self._held[name, device] = torch.empty(num_values, dtype=torch.float32, device=device)
+            size = num_values
+            if held is not None:
+                self._outgrown.append(held)
+                size = max(num_values, 2 * held.numel())
+            held = self._held[name, device] = torch.empty(size, dtype=torch.float32, device=device)
         if self.poisoned:
             held.fill_(float("nan"))
         return held[:num_values]

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.kernels.layout import column_tiles, tile_bytes
 from engine.kernels.triton.launch import Launch, Runner, Scratch, version
 from engine.kernels.triton.plan import Plans
-from engine.kernels.triton.table import EXPAND, SHRINK, Architecture, ShrinkBlocks, phase, rows, width
+from engine.kernels.triton.table import EXPAND, SHRINK, Architecture, ExpandBlocks, ShrinkBlocks, phase, rows, width
 from engine.kernels.triton.tiles import dot_exact, dot_narrow, load_tiles, rounded
 from engine.kernels.types import LoraBatch
 
@@ -172,8 +172,9 @@ class LoraProduct:
 class Lora:
     """Launches shrink and expand."""
 
-    def __init__(self, run: Runner, architecture: Architecture, scratch: Scratch) -> None:
+    def __init__(self, run: Runner, architecture: Architecture, scratch: Scratch, *, invariant: bool) -> None:
         self._run, self._architecture, self._scratch = run, architecture, scratch
+        self._invariant = invariant
         self._plans = Plans(run)
         self._ranks = RankBound()
 
@@ -182,16 +183,16 @@ class Lora:
     ) -> None:
         """See `Kernels.lora_apply`."""
         _check(y, x, out_features, lora, layer, projection)
-        bound = self._ranks.of(lora.tables.parts)
+        known = lora.tables.rank_bound
+        bound = self._ranks.of(lora.tables.parts) if known is None else known
         if len(x) == 0 or bound == 0:
             return
         group = LoraProduct(lora, layer, projection, tuple(out_features), bound)
-        num_segments = len(lora.segment_slots)
-        step = phase(len(x), num_segments)
+        step = phase(len(x), len(lora.segment_slots), invariant=self._invariant)
         blocks = SHRINK[step, width(x.shape[1]), self._architecture]
         h = self._scratch.take("lora", len(x) * blocks.split_k * len(out_features) * bound, x.device)
         self._shrink(x, h, group, blocks)
-        self._expand(y, x, h, group, blocks)
+        self._expand(y, x, h, group, blocks, EXPAND[step, self._architecture])
 
     def _shrink(self, x: Tensor, h: Tensor, group: LoraProduct, blocks: ShrinkBlocks) -> None:
         tables, count = group.lora.tables, len(group.out_features)
@@ -213,9 +214,10 @@ class Lora:
         grid = (work.capacity, blocks.split_k, count * blocks.lanes)
         self._run(Launch(shrink, grid, arguments, constants, blocks.num_warps, blocks.num_stages))
 
-    def _expand(self, y: Tensor, x: Tensor, h: Tensor, group: LoraProduct, shrunk: ShrinkBlocks) -> None:
+    def _expand(
+        self, y: Tensor, x: Tensor, h: Tensor, group: LoraProduct, shrunk: ShrinkBlocks, blocks: ExpandBlocks
+    ) -> None:
         tables, sizes = group.lora.tables, group.out_features
-        blocks = EXPAND[phase(len(x), len(group.lora.segment_slots)), self._architecture]
         block_m = rows(blocks.block_m, x.dtype.itemsize)
         work = self._plans.get(group.lora.segments, group.lora.segment_slots, len(x), block_m)
         n0, n1, n2 = (*sizes, 0, 0)[:MAX_PROJECTIONS]

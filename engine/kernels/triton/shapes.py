@@ -1,4 +1,4 @@
-"""Every launch of one decode and one prefill step of a model, recorded without a device."""
+"""Every launch of a model's decode, prefill and batch-invariant steps, recorded without a device."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from engine.kernels.triton.table import Architecture
 from engine.kernels.types import AttentionBatch, KvCache, LoraBatch, LoraTables, PackedLinear
 
 TOKENS_PER_PAGE = 16
-STEPS = {"decode": (32, 1), "prefill": (4, 512)}
+STEPS = {"decode": (32, 1), "prefill": (4, 512), "invariant": (4, 128)}
 RANK = 16
 
 
@@ -60,7 +60,7 @@ def launches(
 ) -> list[Launch]:
     """What one layer and the ends of the decoder start in a step, in order; nothing is computed."""
     recorded: list[Launch] = []
-    kernels = TritonKernels(recorded.append, architecture)
+    kernels = TritonKernels(recorded.append, architecture, batch_invariant=phase == "invariant")
     num_sequences, tokens = STEPS[phase]
     step = _Step(model, num_sequences * tokens, num_sequences, dtype)
     ids = torch.empty(step.num_tokens, dtype=torch.int64, device="meta")
@@ -69,6 +69,9 @@ def launches(
     kernels.rms_norm(step.rows(model.hidden), step.weight(), 1e-5, step.rows(model.hidden))
     for name, (inputs, outputs, projection) in model.groups.items():
         kernels.lora_apply(step.rows(sum(outputs)), step.rows(inputs), outputs, step.lora(), 1, projection)
+        if phase == "invariant":
+            weight = PackedLinear(step.values(sum(outputs), inputs), None, inputs, outputs, dtype)
+            kernels.linear(step.rows(inputs), weight, step.rows(sum(outputs)))
         if name == "qkv":
             _attend(kernels, step)
         if name == "gate_up":

@@ -1,13 +1,14 @@
 """Block sizes of every kernel, by shape class and architecture, and where each row was measured.
 
-A shape class is the phase of the step and, where it matters, the size of the product. A row's architecture is the
+A shape class is the phase of the step and, where it matters, the size of the product; "invariant" is every phase of a
+backend whose results must not depend on it. A row's architecture is the
 newest one not newer than the device: 86 and 89 use 80's rows, 120 uses 100's.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["decode", "prefill"]
+Phase = Literal["decode", "prefill", "invariant"]
 Architecture = Literal[80, 90, 100]
 
 ARCHITECTURES: tuple[Architecture, ...] = (80, 90, 100)
@@ -67,6 +68,18 @@ class AttentionBlocks:
 
 
 @dataclass(frozen=True)
+class LinearBlocks:
+    """Rows, outputs and inputs of a block."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    measured: str = NOT_MEASURED
+
+
+@dataclass(frozen=True)
 class RowBlocks:
     """Columns that one program takes at a time, 0 = the whole row."""
 
@@ -88,6 +101,12 @@ SHRINK: dict[tuple[Phase, str, Architecture], ShrinkBlocks] = {
     ("prefill", "wide", 80): ShrinkBlocks(64, 1, 16, 4, 1, 4, 3),
     ("prefill", "wide", 90): ShrinkBlocks(64, 1, 16, 4, 1, 4, 4),
     ("prefill", "wide", 100): ShrinkBlocks(64, 1, 16, 4, 1, 4, 4),
+    ("invariant", "narrow", 80): ShrinkBlocks(16, 2, 16, 4, 2, 2, 3),
+    ("invariant", "narrow", 90): ShrinkBlocks(16, 2, 16, 4, 2, 2, 4),
+    ("invariant", "narrow", 100): ShrinkBlocks(16, 2, 16, 4, 2, 2, 4),
+    ("invariant", "wide", 80): ShrinkBlocks(16, 2, 16, 8, 2, 2, 3),
+    ("invariant", "wide", 90): ShrinkBlocks(16, 2, 16, 8, 2, 2, 4),
+    ("invariant", "wide", 100): ShrinkBlocks(16, 2, 16, 8, 2, 2, 4),
 }
 
 EXPAND: dict[tuple[Phase, Architecture], ExpandBlocks] = {
@@ -97,6 +116,9 @@ EXPAND: dict[tuple[Phase, Architecture], ExpandBlocks] = {
     ("prefill", 80): ExpandBlocks(64, 1, 16, 4, 2),
     ("prefill", 90): ExpandBlocks(64, 2, 16, 4, 2),
     ("prefill", 100): ExpandBlocks(64, 2, 16, 4, 2),
+    ("invariant", 80): ExpandBlocks(16, 4, 16, 4, 2),
+    ("invariant", 90): ExpandBlocks(16, 4, 16, 4, 2),
+    ("invariant", 100): ExpandBlocks(16, 4, 16, 4, 2),
 }
 
 ATTENTION: dict[tuple[Phase, Architecture], AttentionBlocks] = {
@@ -106,6 +128,16 @@ ATTENTION: dict[tuple[Phase, Architecture], AttentionBlocks] = {
     ("prefill", 80): AttentionBlocks(64, 16, 0, 4, 2),
     ("prefill", 90): AttentionBlocks(64, 64, 0, 4, 2),
     ("prefill", 100): AttentionBlocks(64, 64, 0, 4, 2),
+    ("invariant", 80): AttentionBlocks(16, 32, 0, 4, 3),
+    ("invariant", 90): AttentionBlocks(16, 32, 0, 4, 3),
+    ("invariant", 100): AttentionBlocks(16, 32, 0, 4, 3),
+}
+
+# The base product of a batch-invariant backend; otherwise it is cuBLAS's.
+LINEAR: dict[Architecture, LinearBlocks] = {
+    80: LinearBlocks(64, 64, 64, 4, 3),
+    90: LinearBlocks(64, 64, 64, 4, 4),
+    100: LinearBlocks(64, 64, 64, 4, 4),
 }
 
 # Kernels without a product run at the speed of memory; their rows are the same on every architecture.
@@ -126,8 +158,10 @@ def row_architecture(capability: int) -> Architecture:
     return older[-1]
 
 
-def phase(num_rows: int, num_segments: int) -> Phase:
+def phase(num_rows: int, num_segments: int, *, invariant: bool = False) -> Phase:
     """What kind of step this is by the only numbers that the host knows."""
+    if invariant:
+        return "invariant"
     return "prefill" if num_rows > DECODE_ROWS * num_segments else "decode"
 
 

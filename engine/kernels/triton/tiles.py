@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-# The interpreter multiplies bf16 as the integers that it keeps them in; in fp32 the products are the same.
+# The interpreter multiplies bf16 as the integers that it keeps them in. It leaves products to NumPy, whose last bits
+# depend on where in a block a row stands, unlike a tensor core's; in fp64 they are rounded away.
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
@@ -37,9 +38,10 @@ def load_tiles(
 def dot_narrow(a, b, acc):
     """acc + a b of two operands of one dtype, in fp32; fp32 operands are not cut down to tf32."""
     if INTERPRETED:
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
-    return tl.dot(a, b, acc, input_precision="ieee")
+        exact = tl.dot(a.to(tl.float64), b.to(tl.float64), out_dtype=tl.float64)
+        return acc + exact.to(tl.float32)
+    else:  # noqa: RET505 - device code is compiled from the branch that is taken
+        return tl.dot(a, b, acc, input_precision="ieee")
 
 
 @triton.jit

@@ -24,7 +24,8 @@ from engine.kernels.triton.table import (
 )
 from tests.engine.kernels.triton.grid.device import FULL
 
-WITH_DOT = ("shrink", "expand", "attend")
+WITH_DOT = ("shrink", "expand", "attend", "linear")
+IN_EVERY_STEP = WITH_DOT[:3]
 _, LLAMA, QWEN = MODELS
 
 
@@ -36,8 +37,11 @@ def some(architecture: Architecture) -> Iterator[tuple[str, Launch]]:
     """The first launch of every kernel with a product; Qwen's groups of seven heads; fp16, whose expand is its own."""
     for step in ("decode", "prefill"):
         started = launches(LLAMA, architecture, step)
-        for name in WITH_DOT:
+        for name in IN_EVERY_STEP:
             yield step, first(name, started)
+    invariant = launches(LLAMA, architecture, "invariant")
+    for name in ("attend", "linear"):
+        yield "invariant", first(name, invariant)
     yield "prefill", first("attend", launches(QWEN, architecture, "prefill"))
     yield "decode", first("expand", launches(LLAMA, architecture, "decode", torch.float16))
 
@@ -61,7 +65,7 @@ def test_float32_compiles_and_fits(architecture: Architecture) -> None:
     """It is there to be exact, on CUDA cores; nothing is said of its speed."""
     for step in ("decode", "prefill"):
         started = launches(MODELS[0], architecture, step, torch.float32)
-        for name in WITH_DOT:
+        for name in IN_EVERY_STEP:
             facts = read(first(name, started), architecture)
             assert facts.occupancy > 0
             assert facts.weight_loads == {16}
@@ -71,7 +75,7 @@ def test_every_row_of_the_table_is_compiled() -> None:
     """No row is for a case that none of the models' steps has."""
     for architecture in ARCHITECTURES:
         warps = {(step, launch.name): launch for step, launch in variants(architecture)}
-        for step in ("decode", "prefill"):
+        for step in ("decode", "prefill", "invariant"):
             assert warps[step, "expand"].constants["BLOCK_M"] == EXPAND[step, architecture].block_m
             assert warps[step, "attend"].constants["PARTITION"] == ATTENTION[step, architecture].partition
             wanted = {SHRINK[step, w, architecture].split_k for w in ("narrow", "wide")}

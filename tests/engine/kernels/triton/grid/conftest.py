@@ -1,13 +1,9 @@
 """Runs on the device where there is one, else in Triton's interpreter, else not at all."""
 
-import os
-
 import pytest
 import torch
 
-from tests.engine.kernels.triton.grid.device import OnDevice
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+from tests.engine.kernels.triton.grid.device import INTERPRETED, OnDevice
 
 if not INTERPRETED and not torch.cuda.is_available():
     collect_ignore_glob = ["test_*.py"]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 FULL = os.environ.get("KERNEL_GRID") == "full"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class OnDevice:

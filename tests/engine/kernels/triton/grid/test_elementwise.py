@@ -8,7 +8,7 @@ import torch
 from engine.kernels import reference
 from engine.kernels.accuracy import TOLERANCE, error
 from tests.engine.kernels.cases import TOKENS, random_matrix
-from tests.engine.kernels.triton.grid.device import BF16, DTYPES, FP16, FP32, OnDevice, grid
+from tests.engine.kernels.triton.grid.device import BF16, DTYPES, FP16, FP32, INTERPRETED, OnDevice, grid
 
 ROWS = grid(
     [(BF16, 7, 576), (FP16, 3, 2049), (FP32, 1, 5), (BF16, 63, 64)], list(product(DTYPES, TOKENS, [64, 576, 2049, 5]))
@@ -73,3 +73,24 @@ def test_logit_stats(kernels: OnDevice, size: int) -> None:
     some = torch.arange(7) != 4
     assert logsumexp[4] == float("-inf")
     assert error(logsumexp[some, None], torch.logsumexp(logits[some].double(), dim=-1)[:, None]) < TOLERANCE[FP32]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_an_invariant_product_is_right_and_the_same_for_a_row_alone(dtype: torch.dtype, has_bias: bool) -> None:
+    """More rows than one block of them."""
+    from engine.kernels.triton import TritonKernels
+
+    kernels = OnDevice(TritonKernels(batch_invariant=True), "cpu" if INTERPRETED else "cuda")
+    weight, x = random_matrix(75, 136, dtype, 1, 136**-0.5), random_matrix(70, 136, dtype, 3)
+    biases = [random_matrix(1, 75, dtype, 2)[0]] if has_bias else []
+    packed, expected = kernels.pack_linear([weight], biases), torch.empty(70, 75)
+    reference.linear(x, reference.pack_linear([weight], biases), expected)
+    for out_dtype in {dtype, FP32}:
+        together = torch.full((70, 75), torch.nan, dtype=out_dtype)
+        kernels.linear(x, packed, together)
+        assert error(together, expected) < TOLERANCE[dtype]
+        for row in (0, 33, 69):
+            alone = torch.full((1, 75), torch.nan, dtype=out_dtype)
+            kernels.linear(x[row : row + 1], packed, alone)
+            assert torch.equal(alone[0], together[row])

@@ -1,0 +1,90 @@
+"""Decode steps of few sizes, each recorded once and played again whatever adapters and ranks are in the batch.
+
+Rows are padded to a bucket of the batch size, block tables to one of the context. The work lists that the kernels take
+their rows from are built on the device, so a recording holds for every mix; it ends with the tables' and buffers'
+addresses, or when a larger rank than all before comes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.batch import StepBatch
+from engine.device import Device
+from engine.placement import Sizes
+
+SMALL_BUCKETS = (1, 2, 4)
+BUCKET_STEP = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What else than sizes a recording depends on. `num_segments` 0 is the base model alone, 1 one adapter alone."""
+
+    sizes: Sizes
+    num_segments: int
+    rank_bound: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    """`logits` are where the replayed work leaves them."""
+
+    replay: Callable[[], None]
+    logits: Tensor
+
+
+def batch_bucket(sequences: int, most: int) -> int:
+    """The number of rows that a decode step of so many sequences is padded to."""
+    small = next((size for size in SMALL_BUCKETS if sequences <= size), None)
+    return min(small or -(-sequences // BUCKET_STEP) * BUCKET_STEP, most)
+
+
+def block_bucket(blocks: int) -> int:
+    """The length that block tables are padded to."""
+    return 1 << (blocks - 1).bit_length()
+
+
+def sizes_for(batch: StepBatch, max_batch_size: int) -> Sizes | None:
+    """What to pad a step to; None when it is no decode step, or reaches beyond the layers: then it is not recorded."""
+    attention = batch.attention
+    sequences = len(attention.context_lens)
+    if batch.num_tokens != sequences or len(batch.sampled_rows) != sequences or batch.edges is not None:
+        return None
+    return Sizes(batch_bucket(sequences, max_batch_size), block_bucket(attention.block_tables.shape[1]))
+
+
+class Graphs:
+    """Recordings of the decoder by what they depend on."""
+
+    def __init__(self, device: Device, forward: Callable[[StepBatch], Tensor]) -> None:
+        self._device, self._forward = device, forward
+        self._recordings: dict[Variant, _Recording] = {}
+        self._memory: tuple[object, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self._recordings)
+
+    def run(self, step: StepBatch, sizes: Sizes, memory: tuple[object, ...]) -> Tensor:
+        """Logits of a padded step whose tensors lie where those of its variant always do.
+
+        `memory` tells when anything that a recording reads or writes lies elsewhere than before.
+        """
+        if memory != self._memory:
+            self._recordings.clear()
+            self._memory = memory
+        lora = step.lora
+        bound = None if lora is None else lora.tables.rank_bound
+        variant = Variant(sizes, 0 if lora is None else len(lora.segment_slots), bound)
+        found = self._recordings.get(variant)
+        if found is None:
+            found = self._recordings[variant] = self._record(step)
+        else:
+            found.replay()
+        return found.logits
+
+    def _record(self, step: StepBatch) -> _Recording:
+        logits: list[Tensor] = []
+        replay = self._device.record(lambda: logits.append(self._forward(step)))
+        return _Recording(replay, logits[-1])

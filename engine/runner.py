@@ -1,0 +1,87 @@
+"""One step's forward pass and sampling: on host memory as it lies, or on a device that all is copied to first."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from engine.backend import Backend
+from engine.batch import StepBatch
+from engine.config import EngineConfig
+from engine.graphs import Graphs, sizes_for
+from engine.lora.tables import SlotTables
+from engine.memory.storage import Storage
+from engine.model.decoder import Decoder
+from engine.placement import arrays_of, padded, with_tensors, without_mix
+from engine.sampling import Sampled, sample
+from engine.sequence import Sequence as Running
+from engine.staging import Staging
+
+BYTES_PER_TOKEN = 8
+BYTES_PER_SEQUENCE = 64
+SPARE_BYTES = 1 << 16
+
+
+class Runner(Protocol):
+    """Computes a step."""
+
+    def run(self, batch: StepBatch, rows: Sequence[Running]) -> list[Sampled]:
+        """Store the step's keys and values and choose the next token of each sampled row."""
+
+
+class LocalRunner:
+    """Operators that read the host's memory."""
+
+    def __init__(self, backend: Backend, decoder: Decoder) -> None:
+        self._kernels, self._decoder = backend.kernels, decoder
+
+    def run(self, batch: StepBatch, rows: Sequence[Running]) -> list[Sampled]:
+        """See `Runner.run`."""
+        with torch.inference_mode():
+            logits = self._decoder.forward(batch)
+            return sample(logits, rows, self._kernels) if rows else []
+
+
+class RemoteRunner:
+    """Operators of a device: metadata goes there by one copy, decode steps are recorded, sampled tokens come back."""
+
+    def __init__(
+        self, config: EngineConfig, backend: Backend, decoder: Decoder, tables: SlotTables, storage: Storage
+    ) -> None:
+        self._backend, self._decoder, self._tables = backend, decoder, tables
+        self._max_batch_size = config.max_batch_size
+        blocks = -(-decoder.max_tokens // storage.tokens_per_page)
+        per_sequence = BYTES_PER_SEQUENCE + 2 * blocks * 4
+        num_bytes = config.max_batch_tokens * BYTES_PER_TOKEN + config.max_batch_size * per_sequence + SPARE_BYTES
+        self._staging = Staging(backend.device, num_bytes)
+        self.graphs = Graphs(backend.device, decoder.forward) if config.graphs else None
+
+    def run(self, batch: StepBatch, rows: Sequence[Running]) -> list[Sampled]:
+        """See `Runner.run`."""
+        sizes = sizes_for(batch, self._max_batch_size) if self.graphs is not None else None
+        here = without_mix(batch) if sizes is None else padded(batch, sizes)
+        changes = list(self._tables.changes())
+        arrays = arrays_of(here)
+        tensors = self._staging.send([*arrays, *(array for _, array in changes)])
+        step = with_tensors(here, tensors)
+        with torch.inference_mode():
+            for (row, _), now in zip(changes, tensors[len(arrays) :], strict=True):
+                row.copy_(now)
+            if self.graphs is None or sizes is None:
+                logits = self._decoder.forward(step)
+            else:
+                logits = self.graphs.run(step, sizes, self._memory())
+            return sample(logits[: len(rows)], rows, self._backend.kernels) if rows else []
+
+    def _memory(self) -> tuple[object, ...]:
+        layers = self._tables.layers
+        return self._staging.generation, layers.adapter_pages.data_ptr(), layers.parts.data_ptr()
+
+
+def make_runner(
+    config: EngineConfig, backend: Backend, decoder: Decoder, tables: SlotTables, storage: Storage
+) -> Runner:
+    """The runner of a backend."""
+    if backend.is_remote:
+        return RemoteRunner(config, backend, decoder, tables, storage)
+    return LocalRunner(backend, decoder)

@@ -1,0 +1,36 @@
+"""Engines on Triton kernels; without a GPU they use tensors of the CPU, through every copy that a device would need."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from engine import Engine, EngineConfig, Output, Request, SamplingParams
+from engine.backend import Backend
+from engine.device import CpuDevice
+from engine.kernels import load_kernels
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def engine_on(model: Path, adapters: list[Path], **options: Any) -> Engine:
+    """An engine with adapters named by their index."""
+    settings = {"dtype": "float32", "tokens_per_page": 8, "pool_bytes": 2**21, "max_batch_size": 8} | options
+    config = EngineConfig(model, device="cpu" if INTERPRETED else "cuda", threads=1, **settings)
+    backend = None
+    if INTERPRETED:
+        kernels = load_kernels("cuda", batch_invariant=config.batch_invariant)
+        backend = Backend(CpuDevice(), kernels, is_remote=True)
+    engine = Engine(config, backend)
+    for index, adapter in enumerate(adapters):
+        engine.load_adapter(str(index), adapter)
+    return engine
+
+
+def request(adapter: int | None, prompt: list[int], new: int = 2, **sampling: Any) -> Request:
+    name = None if adapter is None else str(adapter)
+    params = SamplingParams(max_tokens=new, ignore_eos=True, logprobs=3, **sampling)
+    return Request(prompt_token_ids=prompt, adapter=name, sampling=params)
+
+
+def seen(outputs: list[Output]) -> list[object]:
+    return [(output.token_ids, output.logprobs, output.error) for output in outputs]

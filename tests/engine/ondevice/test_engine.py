@@ -1,0 +1,90 @@
+"""The engine's own promises, kept by the CUDA kernels: right, the same in every batch, exact under eviction."""
+
+from pathlib import Path
+
+import pytest
+
+from engine import EngineConfig
+from engine.runner import RemoteRunner
+from tests.builders import ALL_LINEAR, lora_adapter, tiny_llama
+from tests.engine.ondevice.engines import engine_on, request, seen
+from tests.engine.oracles import MergedOracle, Oracle, differences
+
+SIZES = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("model"), tie_word_embeddings=False, **SIZES)
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> list[Path]:
+    root = tmp_path_factory.mktemp("adapters")
+    return [
+        lora_adapter(root / "0", model_dir, rank=3, seed=0),
+        lora_adapter(root / "1", model_dir, rank=17, seed=1, alpha=6, use_rslora=True, targets=("q_proj", "down_proj")),
+        lora_adapter(root / "2", model_dir, rank=4, seed=2, targets=(*ALL_LINEAR, "embed_tokens", "lm_head")),
+    ]
+
+
+def test_one_batch_of_all_equals_weights_merged_by_hand(model_dir: Path, adapters: list[Path]) -> None:
+    """Prefill and a decode step; adapters of three ranks, one with embedding and head, beside the base model."""
+    engine = engine_on(model_dir, adapters)
+    oracles = {
+        None: Oracle(model_dir),
+        "0": MergedOracle(model_dir, adapters[0], lambda module, rank: 2.0),
+        "1": MergedOracle(model_dir, adapters[1], lambda module, rank: 6 / 17**0.5),
+        "2": Oracle(model_dir, adapters[2]),
+    }
+    requests = [request(None, [7, 9]), request(0, [8, 5, 30]), request(1, [100, 12]), request(2, [44, 45, 46])]
+    for asked, output in zip(requests, engine.generate(requests), strict=True):
+        assert max(differences(oracles[asked.adapter], asked, output)) < TOLERANCE, asked.adapter
+        others = [oracle for name, oracle in oracles.items() if name != asked.adapter]
+        assert min(max(differences(oracle, asked, output)) for oracle in others) > 10 * TOLERANCE
+
+
+def test_bf16_is_the_same_alone_chunked_cached_and_in_any_mix(model_dir: Path, adapters: list[Path]) -> None:
+    """With `batch_invariant`, to the last bit; drawn tokens among them."""
+    options = {"dtype": "bfloat16", "batch_invariant": True}
+    shared = list(range(20, 29))
+    requests = [
+        request(0, shared),
+        request(1, [*shared, 5], temperature=0.8, seed=3),
+        request(0, [*shared, 60, 61]),
+    ]
+    alone = engine_on(model_dir, adapters[:2], prefix_cache=False, **options)
+    expected = [seen(alone.generate([one]))[0] for one in requests]
+    mixed = engine_on(model_dir, adapters[:2], max_batch_tokens=13, **options)
+    assert seen(mixed.generate(requests)) == expected
+    again = mixed.generate([requests[2]])
+    assert again[0].usage.cached_tokens == 8
+    assert seen(again) == expected[2:3]
+
+
+def test_recorded_decode_steps_repeat_what_eager_ones_compute(model_dir: Path, adapters: list[Path]) -> None:
+    requests = [request(0, [7, 9], 3), request(None, [8], 3)]
+    eager = engine_on(model_dir, adapters[:1], graphs=False)
+    recorded = engine_on(model_dir, adapters[:1])
+    runner = recorded._runner
+    assert isinstance(runner, RemoteRunner)
+    assert runner.graphs is not None
+    assert seen(recorded.generate(requests)) == seen(eager.generate(requests))
+    assert len(runner.graphs) == 1
+
+
+def test_adapters_that_evict_each_other_repeat_exactly(model_dir: Path, adapters: list[Path]) -> None:
+    roomy = engine_on(model_dir, adapters[:2])
+    sizes = [info.num_bytes for info in roomy.adapters.values()]
+    page = roomy._storage.bytes_per_page_id
+    requests = [request(i % 2, [7, 9 + i // 2]) for i in range(3)]
+    expected = [seen(roomy.generate([one]))[0] for one in requests]
+    tight = engine_on(model_dir, adapters[:2], pool_bytes=max(sizes) + 2 * page)
+    assert [seen(tight.generate([one]))[0] for one in requests] == expected
+    assert tight._residency.num_evictions >= 2
+    tight._pool.check_integrity()
+
+
+def test_the_configuration_names_what_is_not_there(model_dir: Path) -> None:
+    assert EngineConfig(model_dir, device="cuda:1").device == "cuda:1"

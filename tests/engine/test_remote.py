@@ -1,0 +1,131 @@
+"""The way to a device and back, with the CPU as the device: copies, padding and recordings change no bit."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import ConfigurationError, Engine, EngineConfig, Output, Request, SamplingParams
+from engine.backend import Backend
+from engine.device import CpuDevice, open_device
+from engine.kernels import fallback, load_cpu_kernels
+from engine.runner import RemoteRunner
+from tests.builders import ALL_LINEAR, lora_adapter, tiny_llama
+
+pytestmark = pytest.mark.skipif(load_cpu_kernels() is fallback, reason="torch's own operators choose by shape")
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("model"), tie_word_embeddings=False)
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> list[Path]:
+    root = tmp_path_factory.mktemp("adapters")
+    plain = [lora_adapter(root / str(rank), model_dir, rank=rank, seed=rank) for rank in (2, 9, 33)]
+    return [*plain, lora_adapter(root / "e", model_dir, rank=5, targets=(*ALL_LINEAR, "embed_tokens", "lm_head"))]
+
+
+class CountingDevice(CpuDevice):
+    """Counts the copies of the compute stream and the recordings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorded, self.replayed = 0, 0
+
+    def record(self, work: Any) -> Any:
+        self.recorded += 1
+        play = super().record(work)
+
+        def replay() -> None:
+            self.replayed += 1
+            play()
+
+        return replay
+
+
+def engines(model_dir: Path, adapters: list[Path], **options: Any) -> Iterator[Engine]:
+    """One on host memory, one as on a device."""
+    settings = {"tokens_per_page": 8, "pool_bytes": 2**23, "max_batch_size": 12, "max_batch_tokens": 100} | options
+    config = EngineConfig(model_dir, dtype="float32", threads=1, **settings)
+    for backend in (None, Backend(CountingDevice(), load_cpu_kernels(), is_remote=True)):
+        engine = Engine(config, backend)
+        for index, adapter in enumerate(adapters):
+            engine.load_adapter(str(index), adapter)
+        yield engine
+
+
+def requests(count: int, names: list[str | None], new: int = 9) -> list[Request]:
+    return [
+        Request(
+            prompt_token_ids=[5 + i] * (1 + 13 * (i % 4)),
+            adapter=names[i % len(names)],
+            sampling=SamplingParams(
+                max_tokens=1 + (new + 3 * i) % 11, ignore_eos=True, logprobs=2, temperature=i % 2, seed=i
+            ),
+        )
+        for i in range(count)
+    ]
+
+
+def seen(outputs: list[Output]) -> list[object]:
+    return [(output.token_ids, output.logprobs, output.error) for output in outputs]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"graphs": False}, {"max_batch_tokens": 17}, {"pool_bytes": 2**18 * 3}], ids=str
+)
+def test_tokens_and_log_probabilities_are_those_of_the_host(
+    model_dir: Path, adapters: list[Path], options: dict[str, Any]
+) -> None:
+    """Mixes of all adapters, of one alone, and of none; pools so small that adapters and sequences come and go."""
+    host, remote = engines(model_dir, adapters, **options)
+    for names in ([None, "0", "1", "2", "3"], ["2"], [None], ["1", "0"]):
+        asked = requests(14, names)
+        assert seen(remote.generate(asked)) == seen(host.generate(asked))
+
+
+def test_one_recording_serves_every_mix(model_dir: Path, adapters: list[Path]) -> None:
+    _, remote = engines(model_dir, adapters[:3])
+    device, runner = remote._backend.device, remote._runner
+    assert isinstance(device, CountingDevice)
+    assert isinstance(runner, RemoteRunner)
+
+    def run(names: list[str | None]) -> int:
+        sampling = SamplingParams(max_tokens=6, ignore_eos=True)
+        remote.generate([Request(prompt_token_ids=[9, 8], adapter=name, sampling=sampling) for name in names])
+        return device.recorded
+
+    assert run([None, "0", "1"]) == 1
+    assert run(["2", "1", "0"]) == run([None, None, "2", "1"]) == 1
+    assert device.replayed == 3 * 5 - 1
+    assert run([None] * 4) == 2
+    assert run(["2"] * 4) == 3
+    assert run(["1"] * 4) == 3
+
+
+def test_a_larger_rank_or_new_tables_end_the_recordings(model_dir: Path, adapters: list[Path], tmp_path: Path) -> None:
+    host, remote = engines(model_dir, adapters[:1])
+    asked = requests(6, [None, "0"])
+    assert seen(remote.generate(asked)) == seen(host.generate(asked))
+    wide = lora_adapter(tmp_path / "wide", model_dir, rank=50, seed=9)
+    for engine in (host, remote):
+        engine.load_adapter("wide", wide)
+        for index in range(70):
+            engine.load_adapter(f"more {index}", adapters[0])
+    asked = requests(9, [None, "wide", "0", "more 69"])
+    assert seen(remote.generate(asked)) == seen(host.generate(asked))
+
+
+def test_a_device_that_is_not_there_is_named(model_dir: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(ConfigurationError, match="device is 'cuda', but torch sees no CUDA device here"):
+        Engine(EngineConfig(model_dir, device="cuda"))
+    with pytest.raises(ConfigurationError, match="it must be cpu, cuda or cuda:N"):
+        EngineConfig(model_dir, device="tpu")
+    assert open_device("cpu").where.type == "cpu"
