@@ -71,11 +71,16 @@ class _Tally:
 @dataclass(slots=True)
 class _Slot:
     since: float
+    num_jobs: int = 0
+    num_bad: int = 0
     tallies: dict[str, _Tally] = field(default_factory=dict)
 
 
 class Breaker:
-    """Told how each job ended and asked now and then; `now` is seconds on any steady clock."""
+    """Told how each job ended and asked now and then; `now` is seconds on any steady clock.
+
+    `evidence` is what it opened for when it last did.
+    """
 
     def __init__(self, limits: BreakerLimits) -> None:
         self._limits = limits
@@ -83,21 +88,23 @@ class Breaker:
         self._since: float | None = None
         self._doublings = 0
         self.state = BreakerState.CLOSED
+        self.evidence = Evidence(0.0, 0.0, 0)
 
     def note(self, tenant: str, now: float, *, bad: bool) -> None:
         """A job of a registered tenant ended, badly or not."""
         if not self._slots or now - self._slots[-1].since >= self._limits.window_s / SLOTS:
             self._slots.append(_Slot(now))
-        tally = self._slots[-1].tallies.setdefault(tenant, _Tally())
+        slot = self._slots[-1]
+        tally = slot.tallies.setdefault(tenant, _Tally())
+        slot.num_jobs += 1
         if bad:
+            slot.num_bad += 1
             tally.bad += 1
         else:
             tally.good += 1
 
-    def evidence(self, now: float, min_jobs: int) -> Evidence:
+    def _evidence(self, min_jobs: int) -> Evidence:
         """What is known of the window, if `min_jobs` are to decide."""
-        while self._slots and now - self._slots[0].since > self._limits.window_s:
-            self._slots.popleft()
         totals: dict[str, _Tally] = {}
         for slot in self._slots:
             for tenant, tally in slot.tallies.items():
@@ -108,8 +115,18 @@ class Breaker:
         afflicted = sum(tally.bad > 0 for tally in totals.values())
         return Evidence(sum(weight for weight, _ in pairs), sum(bad for _, bad in pairs), afflicted)
 
+    def _condemned(self, min_jobs: int) -> bool:
+        """Whether the window says so; most often a look at the sum is enough, whatever the number of tenants."""
+        ratio = self._limits.ratio
+        if sum(slot.num_bad for slot in self._slots) < ratio * min_jobs:
+            return False
+        self.evidence = self._evidence(min_jobs)
+        return self.evidence.condemns(min_jobs, ratio)
+
     def tick(self, now: float) -> BreakerState:
         """Look at the evidence and at the time; returns the state from now on."""
+        while self._slots and now - self._slots[0].since > self._limits.window_s:
+            self._slots.popleft()
         match self.state:
             case BreakerState.CLOSED:
                 self._tick_closed(now)
@@ -130,19 +147,16 @@ class Breaker:
         limits = self._limits
         if self._since is not None and now - self._since > limits.window_s:
             self._doublings = 0
-        if limits.min_jobs and self.evidence(now, limits.min_jobs).condemns(limits.min_jobs, limits.ratio):
+        if limits.min_jobs and self._condemned(limits.min_jobs):
             self._enter(BreakerState.OPEN, now)
 
     def _tick_probing(self, now: float) -> None:
         """Closed as soon as enough is known that does not condemn, be it of one tenant."""
-        if self.evidence(now, self._limits.probe_jobs).condemns(self._limits.probe_jobs, self._limits.ratio):
+        if self._condemned(self._limits.probe_jobs):
             self._doublings = min(self._doublings + 1, MAX_DOUBLINGS)
             self._enter(BreakerState.OPEN, now)
-        elif self._num_jobs() >= self._limits.probe_jobs:
+        elif sum(slot.num_jobs for slot in self._slots) >= self._limits.probe_jobs:
             self._enter(BreakerState.CLOSED, now)
-
-    def _num_jobs(self) -> int:
-        return sum(tally.good + tally.bad for slot in self._slots for tally in slot.tallies.values())
 
     def _enter(self, state: BreakerState, now: float) -> None:
         """The new state starts without a past, except that an opening is remembered for its delay."""

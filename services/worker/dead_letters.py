@@ -1,7 +1,9 @@
 """Records that no job can be made of go to the dead-letter topic as they came; only then do their offsets move."""
 
 import asyncio
+import contextlib
 import hashlib
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,6 +12,7 @@ from aiokafka.errors import KafkaError
 
 from services import headers as names
 from services import kafka, telemetry
+from services.errors import InputError, ServiceError
 from services.kafka import MAX_DEAD_RECORD_BYTES
 from services.lifecycle import Health
 from services.settings import Settings
@@ -87,11 +90,15 @@ class DeadLetters:
         self._health = health
         self._observe = observe
         self._reason = ""
+        self._refused: list[Rejection] = []
+        self._retry_at = 0.0
+        self._num_refusals = 0
+        self._is_blocked = False
         self._queue: deque[Rejection] = deque()
         self._wake = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._queue) + len(self._refused)
 
     def put(self, rejection: Rejection) -> None:
         """Queue a rejection; bounded by the records that the ledger holds."""
@@ -111,35 +118,56 @@ class DeadLetters:
 
     async def run(self, producer: Any) -> None:
         """Send what is queued, for ever."""
-        refusals = 0
         while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._queue:
-                batch = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
-                refused = await self._send(producer, batch)
-                self._queue.extend(refused)
-                refusals = refusals + 1 if refused else 0
-                self._health.set("dead letters", self._reason if refused else None)
-                if refused:
-                    await asyncio.sleep(RETRY_DELAYS_S[min(refusals, len(RETRY_DELAYS_S)) - 1])
+            await self._wait()
+            now = time.monotonic()
+            due, self._refused = (self._refused, []) if now >= self._retry_at else ([], self._refused)
+            fresh = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
+            self._settle(await self._send(producer, [*due, *fresh]))
 
-    async def _send(self, producer: Any, batch: Sequence[Rejection]) -> list[Rejection]:
-        """Offsets of those that every in-sync replica has are finished; returns the others."""
+    async def _wait(self) -> None:
+        """Until there is something to send. Where nothing at all was taken, fresh letters wait as well."""
+        while self._refused and (left_s := self._retry_at - time.monotonic()) > 0:
+            if self._is_blocked:
+                await asyncio.sleep(left_s)
+            elif await self._fresh(left_s):
+                return
+        if not self._refused:
+            await self._fresh(None)
+
+    async def _fresh(self, timeout_s: float | None) -> bool:
+        """Whether a fresh letter is there within so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self._queue:
+                    self._wake.clear()
+                    await self._wake.wait()
+        return bool(self._queue)
+
+    async def _send(self, producer: Any, batch: Sequence[Rejection]) -> list[tuple[Rejection, ServiceError]]:
+        """Offsets of those that every in-sync replica has are finished; returns the others and what was said."""
         answers = await asyncio.gather(*(self._send_one(producer, each) for each in batch), return_exceptions=True)
-        refused: list[Rejection] = []
+        refused: list[tuple[Rejection, ServiceError]] = []
         for rejection, error in zip(batch, answers, strict=True):
             if error is None:
                 telemetry.RECORDS_DEAD.labels(reason=str(rejection.code)).inc()
                 self._ledger.finish(rejection.record.place)
             elif isinstance(error, KafkaError | OSError):
-                refused.append(rejection)
-                self._reason = str(kafka.translated(error, self._settings))
+                refused.append((rejection, kafka.translated(error, self._settings)))
             else:
                 raise error
-        if refused:
-            self._alarm(len(refused))
+        self._is_blocked = len(refused) == len(batch) and not all(isinstance(error, InputError) for _, error in refused)
         return refused
+
+    def _settle(self, refused: list[tuple[Rejection, ServiceError]]) -> None:
+        """Refused letters are tried again after a while; one that is itself the reason holds up no other."""
+        self._refused += [rejection for rejection, _ in refused]
+        self._num_refusals = self._num_refusals + 1 if refused else 0
+        if refused:
+            self._reason = str(refused[0][1])
+            self._retry_at = time.monotonic() + RETRY_DELAYS_S[min(self._num_refusals, len(RETRY_DELAYS_S)) - 1]
+            self._alarm(len(refused))
+        self._health.set("dead letters", self._reason if self._refused else None)
 
     async def _send_one(self, producer: Any, rejection: Rejection) -> None:
         letter = dead_letter(rejection)

@@ -15,7 +15,7 @@ from services import telemetry
 from services.lifecycle import Health
 from services.signing import SIGNATURE_HEADER, signature
 from services.validation import said_by
-from services.worker.breaker import Breaker, BreakerLimits, BreakerState, Evidence
+from services.worker.breaker import Breaker, BreakerLimits, BreakerState
 from services.worker.consumer import Pressure
 from services.worker.jobs import Outcome, Rejection
 from services.worker.persist import Persistence
@@ -75,10 +75,9 @@ class Guard:
             await asyncio.sleep(TICK_S)
             await self._trace_rejections()
             before = self._breaker.state
-            evidence = self._evidence(before)
             after = self._breaker.tick(time.monotonic())
             if after is not before:
-                self._changed(after, evidence)
+                self._changed(after)
 
     async def _wait_for_tenant(self) -> None:
         warned = False
@@ -108,17 +107,12 @@ class Guard:
         sent = (rejection.record.header(SIGNATURE_HEADER) or b"").lower()
         return hmac.compare_digest(sent, signature(tenant.key, rejection.record.value or b"").encode())
 
-    def _evidence(self, state: BreakerState) -> Evidence:
-        probing = state is BreakerState.PROBING
-        min_jobs = self._limits.probe_jobs if probing else self._limits.min_jobs
-        return self._breaker.evidence(time.monotonic(), max(1, min_jobs))
-
-    def _changed(self, state: BreakerState, evidence: Evidence) -> None:
+    def _changed(self, state: BreakerState) -> None:
         telemetry.BREAKER_STATE.set(STATE_NUMBERS[state])
         self._pressure.narrow(self._limits.probe_jobs if state is BreakerState.PROBING else None)
         match state:
             case BreakerState.OPEN:
-                self._open(evidence)
+                self._open()
             case BreakerState.PROBING:
                 self._pressure.resume(BREAKER)
                 _log.warning("Probing with a few jobs", action="breaker_probing")
@@ -126,14 +120,12 @@ class Guard:
                 self._health.set(BREAKER, None)
                 _log.warning("Jobs end well again", action="breaker_closed")
 
-    def _open(self, evidence: Evidence) -> None:
+    def _open(self) -> None:
         self._pressure.pause(BREAKER)
         delay_s = self._breaker.opens_until - time.monotonic()
-        share = f"{evidence.bad / evidence.jobs:.0%}" if evidence.jobs else "most"
-        reason = (
-            f"{share} of the last jobs of {evidence.tenants} tenants failed or were put aside, so no more are taken;"
-            f" the newest: {self._newest}"
-        )
+        evidence = self._breaker.evidence
+        share = f"{evidence.bad / evidence.jobs:.0%} of the last jobs of {evidence.tenants} tenants"
+        reason = f"{share} failed or were put aside, so no more are taken; the newest: {self._newest}"
         self._health.set(BREAKER, reason)
         telemetry.alarm(
             _log, "Most jobs fail: no more are taken", action="breaker_open", reason=reason, probe_in_s=round(delay_s)
