@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, date, datetime
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T")
+
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters but tab and newline, and those that turn the direction of writing."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable lines on stdout.")
 tenant_option = click.option("--tenant", required=True, help="Owner.")
@@ -84,8 +88,19 @@ def cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return " ".join(str(item) for item in value) or "-"
-    return str(value)
+        return visible(" ".join(str(item) for item in value)) or "-"
+    return visible(str(value))
+
+
+def visible(text: str) -> str:
+    """The text with every character shown that a terminal would obey: tenants wrote it, an operator looks at it."""
+    return OBEYED.sub(lambda found: _picture(ord(found[0])), text)
+
+
+def _picture(code: int) -> str:
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "\u2421" if code == 0x7F else f"\\u{code:04x}"
 
 
 def _console() -> Console:
