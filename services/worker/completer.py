@@ -23,7 +23,7 @@ from services.worker.persist import Persistence, isolate
 from services.worker.spans import close_process_span, open_process_span, traceparent_of
 from services.worker.store import JobStore
 
-MAX_BATCH = 500
+MAX_BATCH = 1000
 _log = telemetry.get_logger()
 
 

@@ -124,7 +124,7 @@ def outcome_data(outcome: Outcome, timings: Spent, output_url: str | None) -> di
         "output_url": output_url,
         "finish_reason": finished.finish_reason if finished else None,
         "usage": _usage_of(finished) if finished else None,
-        "timings": timings._asdict(),
+        "timings": dict(zip(Spent._fields, timings, strict=True)),
         "error": {"code": error.code, "message": storable(error.message)} if error else None,
         "metadata": job.request.metadata,
     }

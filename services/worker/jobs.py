@@ -37,6 +37,8 @@ class Record:
 
     def header(self, name: str) -> bytes | None:
         """The last header of that name: duplicates are legal, and the last writer stood nearest to the broker."""
+        if not self.headers:
+            return None
         return next((value for key, value in reversed(self.headers) if key == name), None)
 
 

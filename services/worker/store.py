@@ -35,6 +35,28 @@ class Tenant:
     disabled: bool
 
 
+class _Outlook:
+    """What a job nobody has seen before can expect; the same for all that ask for the same."""
+
+    def __init__(self, adapter: AdapterVersion | None, url: str | None, doom: JobError | None) -> None:
+        self.adapter = adapter
+        self.url = url
+        self.doom = doom
+        self._taken: dict[bool, Taken] = {}
+
+    def taken(self, row: Row, *, counted: bool) -> Taken:
+        """What taking such a job means, given what all inserted rows have in common."""
+        if counted not in self._taken:
+            grant = Grant(row["fence"], row["accepted_on"], row["age_s"], row["attempts"], self.adapter, self.url)
+            self._taken[counted] = Taken(grant, self.doom, counted)
+        return self._taken[counted]
+
+
+def _starts(candidate: Candidate, outlook: _Outlook, may_start: MayStart) -> bool:
+    """Whether the job is started with its taking. One with a deadline is not: that may pass before its turn."""
+    return candidate.request.deadline is None and outlook.doom is None and may_start(outlook.adapter)
+
+
 class JobStore:
     """Jobs of one pool as one worker writes them. All waits are bounded; foreign errors come out translated."""
 
@@ -112,18 +134,27 @@ class JobStore:
             by_key = {JobKey(row["tenant"], row["job_id"]): row for row in rows}
             taken |= {each.key: self._taken(each, by_key[each.key], refs[each.key], means) for each in again}
         if fresh:
-            starts = [self._starts(each, refs[each.key], means, may_start) for each in fresh]
+            outlooks = self._outlooks(fresh, refs, means)
+            starts = [_starts(each, outlook, may_start) for each, outlook in zip(fresh, outlooks, strict=True)]
             row = await self._insert(connection, fresh, versions, starts)
-            for candidate, start in zip(fresh, starts, strict=True):
-                taken[candidate.key] = self._taken(candidate, row, refs[candidate.key], means, counted=start)
+            for candidate, outlook, start in zip(fresh, outlooks, starts, strict=True):
+                taken[candidate.key] = outlook.taken(row, counted=start)
         return taken
 
-    def _starts(self, candidate: Candidate, ref: str | None, means: Means, may_start: MayStart) -> bool:
-        """Whether the job is started with its taking. One with a deadline is not: that may pass before its turn."""
-        if candidate.request.deadline is not None:
-            return False
-        adapter, url = means.adapter_of(candidate, ref), means.webhook_url(candidate)
-        return self._doom(candidate, ref, adapter, url) is None and may_start(adapter)
+    def _outlooks(
+        self, candidates: Sequence[Candidate], refs: dict[JobKey, str | None], means: Means
+    ) -> list[_Outlook]:
+        """What is ahead of each; those that ask for the same share one."""
+        alike: dict[tuple[object, ...], _Outlook] = {}
+        outlooks = []
+        for candidate in candidates:
+            ref, webhook = refs[candidate.key], candidate.request.webhook
+            kind = (candidate.key.tenant, ref, webhook)
+            if (outlook := alike.get(kind)) is None:
+                adapter, url = means.adapter_of(candidate, ref), means.webhook_url(candidate)
+                outlook = alike[kind] = _Outlook(adapter, url, self._doom(candidate, ref, adapter, url))
+            outlooks.append(outlook)
+        return outlooks
 
     async def _insert(
         self,
@@ -163,12 +194,12 @@ class JobStore:
         wanted = [versions[candidate.key] for candidate in candidates]
         return await connection.fetch(sql.TAKE_JOBS, days, tenants, job_ids, wanted, self._worker, self._lease)
 
-    def _taken(self, candidate: Candidate, row: Row, ref: str | None, means: Means, *, counted: bool = False) -> Taken:
+    def _taken(self, candidate: Candidate, row: Row, ref: str | None, means: Means) -> Taken:
         adapter = means.adapter_of(candidate, ref)
         url = means.webhook_url(candidate)
         grant = Grant(row["fence"], row["accepted_on"], row["age_s"], row["attempts"], adapter, url)
         doom = self._too_often(grant) or self._doom(candidate, ref, adapter, url)
-        return Taken(grant, doom, counted)
+        return Taken(grant, doom)
 
     def _doom(
         self, candidate: Candidate, ref: str | None, adapter: AdapterVersion | None, url: str | None
