@@ -107,19 +107,17 @@ where jobs.accepted_on = ended.accepted_on and jobs.tenant = ended.tenant and jo
 returning ended.place
 """
 
-# The tokens of all results come as one array of integers, and of each the places of its first and last.
 INSERT_RESULTS = """
 insert into loraq.results
     (accepted_on, tenant, job_id, output_text, output_url, output_token_ids, logprobs, finish_reason, prompt_tokens,
      cached_tokens, completion_tokens, queue_ms, load_ms, first_token_ms, total_ms)
 select
-    accepted_on, tenant, job_id, output_text, output_url, ($16::integer[])[first_token:last_token], logprobs::jsonb,
+    accepted_on, tenant, job_id, output_text, output_url, token_ids::integer[], logprobs::jsonb,
     finish_reason, prompt_tokens, cached_tokens, completion_tokens, queue_ms, load_ms, first_token_ms, total_ms
-from unnest($1::date[], $2::text[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[],
-            $8::integer[], $9::integer[], $10::integer[], $11::float8[], $12::float8[], $13::float8[], $14::float8[],
-            $15::integer[], $17::integer[])
-    as made (accepted_on, tenant, job_id, output_text, output_url, logprobs, finish_reason, prompt_tokens,
-             cached_tokens, completion_tokens, queue_ms, load_ms, first_token_ms, total_ms, first_token, last_token)
+from unnest($1::date[], $2::text[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
+            $9::integer[], $10::integer[], $11::integer[], $12::float8[], $13::float8[], $14::float8[], $15::float8[])
+    as made (accepted_on, tenant, job_id, output_text, output_url, token_ids, logprobs, finish_reason, prompt_tokens,
+             cached_tokens, completion_tokens, queue_ms, load_ms, first_token_ms, total_ms)
 """
 
 ADD_USAGE = """
