@@ -5,13 +5,15 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
+from json.encoder import encode_basestring
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from schemas.common import MAX_INLINE_OUTPUT_BYTES, JobState
+from schemas.events import JobError
 from services.database import storable
 from services.identifiers import uuid7
-from services.worker.jobs import Job, Outcome
+from services.worker.jobs import Job, JobKey, Outcome
 from services.worker.protocol import Finished
 
 _to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -65,32 +67,17 @@ class Used:
 def completion(
     outcome: Outcome, pool: str, now: float, traceparent: str | None = None, output_url: str | None = None
 ) -> Completion:
-    """Everything that is written for an outcome; `now` is monotonic seconds.
-
-    The bodies are CloudEvent and WebhookBody, written as JSON by hand: their parts were checked when they came in, and
-    checking them again on the way out costs as much as all the rest. A test reads them back through the models.
-    """
+    """Everything that is written for an outcome; `now` is monotonic seconds."""
     timings = timings_of(outcome, now)
-    data = outcome_data(outcome, timings, output_url)
-    finished_at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-    event_type = f"job.{outcome.state}"
-    event_id = uuid7()
-    event = {
-        "specversion": "1.0",
-        "id": str(event_id),
-        "source": f"/loraq/{pool}",
-        "type": event_type,
-        "subject": f"{data['tenant']}/{data['job_id']}",
-        "time": finished_at,
-        "datacontenttype": "application/json",
-        "traceparent": traceparent,
-        "data": data,
-    }
-    effects = [Effect(event_id, "event", event_type, _to_json(event), "")]
+    data = outcome_json(outcome, timings, output_url)
+    event_type, event_id = f"job.{outcome.state}", uuid7()
+    finished_at = f"{datetime.now(UTC).isoformat()[:-6]}Z"
+    event = event_json(event_id, pool, event_type, outcome.job.key, finished_at, traceparent, data)
+    effects: tuple[Effect, ...] = (Effect(event_id, "event", event_type, event, ""),)
     if (url := outcome.job.grant.webhook_url) is not None:
-        body = {"type": event_type, "timestamp": finished_at, "data": data}
-        effects.append(Effect(event_id, "webhook", event_type, _to_json(body), url))
-    return Completion(outcome, timings, tuple(effects), traceparent, output_url)
+        body = f'{{"type":"{event_type}","timestamp":"{finished_at}","data":{data}}}'
+        effects = (*effects, Effect(event_id, "webhook", event_type, body, url))
+    return Completion(outcome, timings, effects, traceparent, output_url)
 
 
 def timings_of(outcome: Outcome, now: float) -> Spent:
@@ -105,29 +92,67 @@ def timings_of(outcome: Outcome, now: float) -> Spent:
     )
 
 
-def outcome_data(outcome: Outcome, timings: Spent, output_url: str | None) -> dict[str, object]:
-    """`data` of the event and of the webhook: a JobOutcome's fields as JSON has them.
+def event_json(
+    event_id: UUID, pool: str, event_type: str, key: JobKey, time: str, traceparent: str | None, data: str
+) -> str:
+    """A CloudEvent; ids, times and names of pools and tenants hold nothing that JSON escapes."""
+    return (
+        f'{{"specversion":"1.0","id":"{event_id}","source":"/loraq/{pool}","type":"{event_type}",'
+        f'"subject":"{key.tenant}/{key.job_id}","time":"{time}","datacontenttype":"application/json",'
+        f'"traceparent":{_text(traceparent)},"data":{data}}}'
+    )
 
-    A large output that could not be put into the object store is in its row alone: escaped, it may be larger than
-    Kafka takes, and the event would never arrive.
+
+def outcome_json(outcome: Outcome, timings: Spent, output_url: str | None) -> str:
+    """`data` of the event and of the webhook: a JobOutcome.
+
+    It is written by hand, because a model would check again what was checked when it came in, for as much time as all
+    the rest takes; a test reads it back through the model. A large output that could not be put into the object store
+    is in its row alone: escaped, it may be larger than Kafka takes, and the event would never arrive.
     """
     job, error = outcome.job, outcome.error
-    adapter = job.request.adapter
+    adapter, version = job.request.adapter, job.grant.adapter.version if job.grant.adapter else None
     finished = outcome.finished if outcome.state is JobState.SUCCEEDED else None
-    return {
-        "job_id": str(job.key.job_id),
-        "tenant": job.key.tenant,
-        "adapter": adapter.split("@")[0] if adapter else None,
-        "adapter_version": job.grant.adapter.version if job.grant.adapter else None,
-        "state": outcome.state,
-        "output_text": storable(finished.text) if finished and not is_large(outcome) else None,
-        "output_url": output_url,
-        "finish_reason": finished.finish_reason if finished else None,
-        "usage": _usage_of(finished) if finished else None,
-        "timings": dict(zip(Spent._fields, timings, strict=True)),
-        "error": {"code": error.code, "message": storable(error.message)} if error else None,
-        "metadata": job.request.metadata,
-    }
+    text = storable(finished.text) if finished and not is_large(outcome) else None
+    return (
+        f'{{"job_id":"{job.key.job_id}","tenant":"{job.key.tenant}",'
+        f'"adapter":{_text(adapter.split("@")[0] if adapter else None)},"adapter_version":{_number(version)},'
+        f'"state":"{outcome.state}","output_text":{_text(text)},"output_url":{_text(output_url)},'
+        f'"finish_reason":{_text(finished.finish_reason if finished else None)},'
+        f'"usage":{_usage_json(finished) if finished else "null"},"timings":{_timings_json(timings)},'
+        f'"error":{_error_json(error) if error else "null"},"metadata":{metadata_json(job.request.metadata)}}}'
+    )
+
+
+def metadata_json(metadata: dict[str, Any]) -> str:
+    """Metadata as it came, for the row and for what leaves."""
+    return _to_json(metadata) if metadata else "{}"
+
+
+def _usage_json(finished: Finished) -> str:
+    return (
+        f'{{"prompt_tokens":{finished.prompt_tokens},"cached_tokens":{finished.cached_tokens},'
+        f'"completion_tokens":{finished.completion_tokens}}}'
+    )
+
+
+def _timings_json(timings: Spent) -> str:
+    return (
+        f'{{"queue_ms":{timings.queue_ms!r},"load_ms":{timings.load_ms!r},'
+        f'"first_token_ms":{_number(timings.first_token_ms)},"total_ms":{timings.total_ms!r}}}'
+    )
+
+
+def _error_json(error: JobError) -> str:
+    return f'{{"code":"{error.code}","message":{_text(storable(error.message))}}}'
+
+
+def _text(text: str | None) -> str:
+    return "null" if text is None else encode_basestring(text)
+
+
+def _number(number: float | None) -> str:
+    return "null" if number is None else repr(number)
 
 
 def is_large(outcome: Outcome) -> bool:
@@ -168,14 +193,6 @@ def logprobs_json(logprobs: list[dict[int, float]] | None) -> str | None:
         return None
     rows = [{token: value if math.isfinite(value) else None for token, value in row.items()} for row in logprobs]
     return json.dumps(rows, separators=(",", ":"), allow_nan=False)
-
-
-def _usage_of(finished: Finished) -> dict[str, int]:
-    return {
-        "prompt_tokens": finished.prompt_tokens,
-        "cached_tokens": finished.cached_tokens,
-        "completion_tokens": finished.completion_tokens,
-    }
 
 
 def _ms(seconds: float) -> float:

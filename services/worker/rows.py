@@ -1,6 +1,5 @@
 """Rows as the statements take them: one list per column."""
 
-import json
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -10,8 +9,6 @@ from services.database import Connection, storable
 from services.worker import statements as sql
 from services.worker.effects import Completion, Used, logprobs_json, usage_by_adapter
 from services.worker.jobs import Job, JobKey
-
-_as_json = json.JSONEncoder(allow_nan=False).encode
 
 
 async def add_usage(connection: Connection, committed: list[Completion], stale: list[Completion]) -> None:
@@ -88,8 +85,3 @@ def keys_of(rows: Iterable[Row]) -> set[JobKey]:
 def num_rows(status: str) -> int:
     """Rows that a statement wrote, of its status: `INSERT 0 500`."""
     return int(status.rpartition(" ")[2])
-
-
-def metadata_json(metadata: dict[str, Any]) -> str:
-    """Text of a jsonb value."""
-    return _as_json(metadata) if metadata else "{}"

@@ -12,7 +12,7 @@ from services.database import Connection, Pool, storable, transaction
 from services.registry.adapters import AdapterVersion
 from services.worker import statements as sql
 from services.worker.decisions import Decision, MayStart, Taken, early_decision, never
-from services.worker.effects import Completion
+from services.worker.effects import Completion, metadata_json
 from services.worker.jobs import Candidate, Grant, Job, JobKey
 from services.worker.means import Means, adapter_doom, adapter_name, adapter_ref, look_up, version_of, webhook_doom
 from services.worker.rows import (
@@ -20,7 +20,6 @@ from services.worker.rows import (
     fenced,
     key_columns,
     keys_of,
-    metadata_json,
     num_rows,
     outbox_columns,
     result_columns,
