@@ -8,8 +8,7 @@
 
 #include <vector>
 
-#include "dtypes.h"
-#include "parallel.h"
+#include "rows.h"
 
 namespace loraq {
 
@@ -47,7 +46,7 @@ struct AttentionShape {
 struct AttentionScratch {
   std::vector<float> max, sum, out, weights;
   std::vector<uint32_t> key_words;  // one vector more than needed, so that `keys` can begin on a vector's boundary
-  std::vector<const void*> queries;  // where each row's head starts
+  std::vector<const void*> queries;  // where each row's head starts: in fp32 and E's order where kWidened
   std::vector<int64_t> positions;    // of each row's token
 
   void reserve(int64_t rows, int64_t words, int64_t padded_dim) {
@@ -140,6 +139,7 @@ void transpose_keys(const typename E::Value* const rows[kKeys], int64_t count, i
 }
 
 // scores[row] = q[row] . key for sixteen keys. Even and odd words go to two chains, to hide the latency of one.
+#if defined(__AVX512F__)
 template <class E, int ROWS, bool WHOLE>
 LORAQ_INLINE void score_rows(const void* const* rows, int64_t head_dim, const u32x16* keys, f32x16 scores[ROWS]) {
   const typename E::Value* q[ROWS];
@@ -166,9 +166,39 @@ LORAQ_INLINE void score_rows(const void* const* rows, int64_t head_dim, const u3
   for (; k < head_dim; k += step) add(k, scores);
   for (int i = 0; i < ROWS; ++i) scores[i] = scores[i] + odd[i];
 }
+#else
+template <class E, int ROWS>
+LORAQ_INLINE void score_word(const float* const q[ROWS], int64_t at, u32x16 keys, f32x16 scores[ROWS]) {
+  auto add = [&](f32x16 key, int64_t k) __attribute__((always_inline)) {
+#pragma GCC unroll 6
+    for (int i = 0; i < ROWS; ++i) scores[i] = fma(key, splat(q[i][k]), scores[i]);
+  };
+  add(E::template part<0>(keys), at);
+  if constexpr (E::kPerWord == 2) add(E::template part<1>(keys), at + kLanes);
+}
+
+template <class E, int ROWS, bool WHOLE>
+LORAQ_INLINE void score_rows(const void* const* rows, int64_t head_dim, const u32x16* keys, f32x16 scores[ROWS]) {
+  const float* q[ROWS];
+  f32x16 odd[ROWS] = {};
+  for (int i = 0; i < ROWS; ++i) {
+    q[i] = static_cast<const float*>(rows[i]);
+    scores[i] = f32x16{};
+  }
+  int64_t num_words = (head_dim + E::kPerWord - 1) / E::kPerWord;
+  for (int64_t word = 0; word < num_words; word += kLanes) {
+    int64_t first = word * E::kPerWord, count = std::min<int64_t>(num_words - word, kLanes);
+    for (int64_t k = 0; k < count; k += 2) {
+      score_word<E, ROWS>(q, first + k, keys[word + k], scores);
+      if (k + 1 < count) score_word<E, ROWS>(q, first + k + 1, keys[word + k + 1], odd);
+    }
+  }
+  for (int i = 0; i < ROWS; ++i) scores[i] = scores[i] + odd[i];
+}
+#endif
 
 LORAQ_INLINE i32x16 visible(int64_t first_key, int64_t position, int64_t window) {
-  const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const i32x16 lane = lane_numbers();
   int32_t last = static_cast<int32_t>(std::clamp<int64_t>(position - first_key, -1, kKeys));
   int32_t first = window > 0 ? static_cast<int32_t>(std::clamp<int64_t>(position - window + 1 - first_key, 0, kKeys)) : 0;
   return (lane <= last) & (lane >= first);
@@ -177,41 +207,39 @@ LORAQ_INLINE i32x16 visible(int64_t first_key, int64_t position, int64_t window)
 // Online softmax over one block: turns masked scores (-inf where nothing is to be seen) into weights, and gives the factors
 // for what was summed so far. A row that has seen nothing yet keeps a sum of 0 whatever its factor.
 template <int ROWS>
-LORAQ_INLINE void update_softmax(const f32x16 scores[ROWS], float* running_max, float* sums, float* weights, float* factors) {
-  f32x16 change = {};
+LORAQ_INLINE void update_softmax(const f32x16 scores[ROWS], float* running_max, float* sums, float* weights, float factors[kLanes]) {
   for (int i = 0; i < ROWS; ++i) {
     float new_max = std::max({running_max[i], max_lanes(scores[i]), kLowestMax});
-    change[i] = running_max[i] - new_max;
+    factors[i] = running_max[i] - new_max;
     running_max[i] = new_max;
   }
-  change = exp_f32(change);
+  store_f32(factors, exp_f32(load_f32(factors)));
   for (int i = 0; i < ROWS; ++i) {
     f32x16 p = exp_f32(scores[i] - splat(running_max[i]));
-    factors[i] = change[i];
     store_f32(sums + i * kLanes, fma(load_f32(sums + i * kLanes), splat(factors[i]), p));
     store_f32(weights + i * kKeys, p);
   }
 }
 
-// out[row] = factor[row] * out[row] + weights[row] @ V for ROWS rows and one group of 64 columns.
-template <class E, int ROWS, bool WHOLE>
+// out[row] = factor[row] * out[row] + weights[row] @ V for ROWS rows and VECTORS of a group of 64 columns.
+template <class E, int ROWS, int VECTORS, bool WHOLE>
 LORAQ_INLINE void add_values(const typename E::Value* const rows[kKeys], int64_t count, int64_t column, int64_t num_columns,
                              const float* weights, const float* factors, float* out, int64_t out_stride) {
-  f32x16 acc[ROWS][kVectors];
+  f32x16 acc[ROWS][VECTORS];
   for (int i = 0; i < ROWS; ++i)
-    for (int v = 0; v < kVectors; ++v) acc[i][v] = load_f32(out + i * out_stride + v * kLanes) * splat(factors[i]);
+    for (int v = 0; v < VECTORS; ++v) acc[i][v] = load_f32(out + i * out_stride + v * kLanes) * splat(factors[i]);
   for (int64_t key = 0; key < count; ++key) {
-    f32x16 value[kVectors];
-    if constexpr (WHOLE) E::load_columns(rows[key] + column, value);
-    else load_group<E>(rows[key] + column, value, num_columns);
-#pragma GCC unroll 6
-    for (int i = 0; i < ROWS; ++i) {
-      f32x16 weight = splat(weights[i * kKeys + key]);
-      for (int v = 0; v < kVectors; ++v) acc[i][v] = fma(weight, value[v], acc[i][v]);
+    auto weight = [&](int i) { return weights[i * kKeys + key]; };
+    if (WHOLE || num_columns >= VECTORS * kLanes) {
+      add_scaled<E, ROWS, VECTORS>(rows[key] + column, weight, acc);
+    } else {
+      typename E::Value whole[kColumns] = {};
+      if (num_columns > 0) std::memcpy(whole, rows[key] + column, static_cast<size_t>(num_columns) * sizeof(whole[0]));
+      add_scaled<E, ROWS, VECTORS>(whole, weight, acc);
     }
   }
   for (int i = 0; i < ROWS; ++i)
-    for (int v = 0; v < kVectors; ++v) store_f32(out + i * out_stride + v * kLanes, acc[i][v]);
+    for (int v = 0; v < VECTORS; ++v) store_f32(out + i * out_stride + v * kLanes, acc[i][v]);
 }
 
 // One block of keys for ROWS rows. WHOLE: the head size is a multiple of 64, so nothing needs a bound.
@@ -219,7 +247,7 @@ template <class E, int ROWS, bool WHOLE>
 void attend_rows(const QueryBlock<E>& queries, int64_t first_row, const KeyBlock<E>& block, const AttentionShape& shape,
                  AttentionScratch& scratch, int64_t padded_dim) {
   f32x16 scores[ROWS];
-  float factors[ROWS];
+  alignas(64) float factors[kLanes] = {};
   float* weights = scratch.weights.data() + first_row * kKeys;
   score_rows<E, ROWS, WHOLE>(scratch.queries.data() + first_row, queries.head_dim, scratch.keys(), scores);
   for (int i = 0; i < ROWS; ++i) {
@@ -227,9 +255,10 @@ void attend_rows(const QueryBlock<E>& queries, int64_t first_row, const KeyBlock
     scores[i] = select(mask, scores[i] * splat(shape.scale), splat(-std::numeric_limits<float>::infinity()));
   }
   update_softmax<ROWS>(scores, scratch.max.data() + first_row, scratch.sum.data() + first_row * kLanes, weights, factors);
-  for (int64_t d = 0; d < queries.head_dim; d += kColumns)
-    add_values<E, ROWS, WHOLE>(block.values, block.count, d, queries.head_dim - d, weights, factors,
-                        scratch.out.data() + first_row * padded_dim + d, padded_dim);
+  constexpr int vectors = kWidened && ROWS > 1 ? 2 : kVectors;
+  for (int64_t d = 0; d < padded_dim; d += vectors * kLanes)
+    add_values<E, ROWS, vectors, WHOLE>(block.values, block.count, d, queries.head_dim - d, weights, factors,
+                                        scratch.out.data() + first_row * padded_dim + d, padded_dim);
 }
 
 template <class E, bool WHOLE>
@@ -241,9 +270,9 @@ void attend_block(const QueryBlock<E>& queries, const KeyBlock<E>& block, const 
       attend_rows<E, decltype(rows)::value, WHOLE>(queries, row, block, shape, scratch, padded_dim);
       row += decltype(rows)::value;
     };
-    if (left >= 6) run(std::integral_constant<int, 6>{});
-    else if (left >= 4) run(std::integral_constant<int, 4>{});
-    else if (left == 3) run(std::integral_constant<int, 3>{});
+    if (!kWidened && left >= 6) run(std::integral_constant<int, 6>{});
+    else if (!kWidened && left >= 4) run(std::integral_constant<int, 4>{});
+    else if (left >= 3) run(std::integral_constant<int, 3>{});
     else if (left == 2) run(std::integral_constant<int, 2>{});
     else run(std::integral_constant<int, 1>{});
   }
@@ -309,9 +338,14 @@ void start_rows(const QueryBlock<E>& queries, int64_t padded_dim, AttentionScrat
   std::fill_n(scratch.max.begin(), queries.num_rows, kLowestMax);
   std::fill_n(scratch.sum.begin(), queries.num_rows * kLanes, 0.0f);
   std::fill_n(scratch.out.begin(), queries.num_rows * padded_dim, 0.0f);
+  float* widened = kWidened ? thread_widened(queries.num_rows * padded_dim) : nullptr;
   for (int64_t r = 0; r < queries.num_rows; ++r) {
-    scratch.queries[r] = queries.row(r);
     scratch.positions[r] = queries.position(r);
+    scratch.queries[r] = queries.row(r);
+    if constexpr (kWidened) {
+      widen_row<E>(queries.row(r), queries.head_dim, widened + r * padded_dim);
+      scratch.queries[r] = widened + r * padded_dim;
+    }
   }
 }
 

@@ -12,6 +12,14 @@ constexpr int kColumns = 64;   // columns of a tile and of a weight block
 constexpr int kTileRanks = 8;  // rank rows of a tile
 constexpr int kVectors = kColumns / kLanes;
 
+// With 32 registers and an instruction that multiplies bf16, products read rows and weights as words. With 16 registers and
+// products of fp32 alone they read rows that were widened once a call, and widen weights in registers; tiles are smaller.
+#if defined(__AVX512F__)
+constexpr bool kWidened = false;
+#else
+constexpr bool kWidened = true;
+#endif
+
 struct Bf16 {
   using Value = uint16_t;
   static constexpr int kPerWord = 2;
@@ -31,9 +39,15 @@ struct Bf16 {
     return v != v ? 0x7fc0 : static_cast<Value>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
   }
 
+  // The even or the odd ones of 32 numbers.
+  template <int PART>
+  static LORAQ_INLINE f32x16 part(u32x16 words) {
+    return PART == 0 ? (f32x16)(words << 16) : (f32x16)(words & 0xffff0000u);
+  }
+
   static LORAQ_INLINE void split(u32x16 words, f32x16 out[2]) {
-    out[0] = (f32x16)(words << 16);
-    out[1] = (f32x16)(words & 0xffff0000u);
+    out[0] = part<0>(words);
+    out[1] = part<1>(words);
   }
 
   static LORAQ_INLINE void load_columns(const Value* p, f32x16 out[kVectors]) {
@@ -44,9 +58,8 @@ struct Bf16 {
   static LORAQ_INLINE u32x16 join(const f32x16 v[2]) { return (round_bf16(v[0]) >> 16) | (round_bf16(v[1]) & 0xffff0000u); }
 
   static LORAQ_INLINE void store_columns(Value* p, const f32x16 v[kVectors]) {
-    u32x16 low = join(v), high = join(v + 2);
-    std::memcpy(p, &low, sizeof low);
-    std::memcpy(p + 32, &high, sizeof high);
+    store_bits(p, join(v));
+    store_bits(p + 32, join(v + 2));
   }
 
   // Where column c of a group of 64 stands in its four vectors.
@@ -58,6 +71,12 @@ struct F32 {
   static constexpr int kPerWord = 1;
 
   static LORAQ_INLINE f32x16 multiply_add(f32x16 acc, u32x16 a, u32x16 b) { return fma((f32x16)a, (f32x16)b, acc); }
+  template <int PART>
+  static LORAQ_INLINE f32x16 part(u32x16 words) {
+    static_assert(PART == 0);
+    return (f32x16)words;
+  }
+
   static LORAQ_INLINE float to_float(Value v) { return v; }
   static LORAQ_INLINE Value from_float(float v) { return v; }
 
@@ -79,10 +98,10 @@ LORAQ_INLINE void store_columns_f32(float* p, const f32x16 v[kVectors]) {
     F32::store_columns(p, v);
   } else {
     for (int i = 0; i < kVectors; i += 2) {
-      f32x16 a = v[i], b = v[i + 1];
-      store_f32(p + kLanes * i, __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
-      store_f32(p + kLanes * (i + 1),
-                __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
+      f32x16 natural[2];
+      interleave(v[i], v[i + 1], natural);
+      store_f32(p + kLanes * i, natural[0]);
+      store_f32(p + kLanes * (i + 1), natural[1]);
     }
   }
 }
@@ -111,24 +130,45 @@ LORAQ_INLINE f32x16 load_16(const typename E::Value* p, int64_t count) {
   if constexpr (E::kPerWord == 1) {
     return (f32x16)(count >= kLanes ? load_bits(p) : load_bits_partial(p, count * 4));
   } else {
-    typedef uint16_t u16x16 __attribute__((vector_size(32)));
-    u16x16 half = {};
-    if (count >= kLanes) std::memcpy(&half, p, sizeof half);
-    else std::memcpy(&half, p, static_cast<size_t>(count) * 2);
-    return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
+    if (count >= kLanes) return (f32x16)(load_u16(p) << 16);
+    uint16_t whole[kLanes] = {};
+    std::memcpy(whole, p, static_cast<size_t>(count) * 2);
+    return (f32x16)(load_u16(whole) << 16);
   }
 }
 
 template <class E>
 LORAQ_INLINE void store_16(typename E::Value* p, f32x16 v, int64_t count) {
-  if constexpr (E::kPerWord == 1) {
-    if (count >= kLanes) std::memcpy(p, &v, sizeof v);
-    else std::memcpy(p, &v, static_cast<size_t>(count) * 4);
+  typename E::Value whole[kLanes];
+  typename E::Value* to = count >= kLanes ? p : whole;
+  if constexpr (E::kPerWord == 1) store_f32(to, v);
+  else store_u16(to, round_bf16(v) >> 16);
+  if (count < kLanes) std::memcpy(p, whole, static_cast<size_t>(count) * sizeof(whole[0]));
+}
+
+// acc[i][v] += weight(i) * vector v of `columns`, in E's order. With few registers each vector is used up before the next.
+template <class E, int ROWS, int VECTORS, class Weight>
+LORAQ_INLINE void add_scaled(const typename E::Value* columns, const Weight& weight, f32x16 acc[ROWS][VECTORS]) {
+  static_assert(VECTORS % E::kPerWord == 0);
+  if constexpr (kWidened) {
+    auto add = [&](f32x16 column, int v) __attribute__((always_inline)) {
+#pragma GCC unroll 6
+      for (int i = 0; i < ROWS; ++i) acc[i][v] = fma(splat(weight(i)), column, acc[i][v]);
+    };
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; v += E::kPerWord) {
+      u32x16 words = load_bits(columns + v * kLanes);
+      add(E::template part<0>(words), v);
+      if constexpr (E::kPerWord == 2) add(E::template part<1>(words), v + 1);
+    }
   } else {
-    typedef uint16_t u16x16 __attribute__((vector_size(32)));
-    u16x16 half = __builtin_convertvector(round_bf16(v) >> 16, u16x16);
-    if (count >= kLanes) std::memcpy(p, &half, sizeof half);
-    else std::memcpy(p, &half, static_cast<size_t>(count) * 2);
+    f32x16 vectors[kVectors];
+    E::load_columns(columns, vectors);
+#pragma GCC unroll 6
+    for (int i = 0; i < ROWS; ++i) {
+      f32x16 factor = splat(weight(i));
+      for (int v = 0; v < VECTORS; ++v) acc[i][v] = fma(factor, vectors[v], acc[i][v]);
+    }
   }
 }
 

@@ -127,10 +127,11 @@ void packed_rows(const int64_t* ids, int64_t num_ids, const LinearShape& shape, 
                  typename E::Value* out) {
   parallel_ranges(num_ids, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const uint32_t* block = packed + ids[i] / kColumns * shape.words * kColumns + E::position(ids[i] % kColumns);
+      const uint32_t* block = packed + ids[i] / kColumns * shape.words * kColumns;
+      int64_t position = E::position(ids[i] % kColumns);
       for (int64_t w = 0; w < shape.words; ++w) {
         int64_t left = shape.in_features - w * E::kPerWord;
-        std::memcpy(out + i * shape.in_features + w * E::kPerWord, block + w * kColumns, left >= E::kPerWord ? 4 : 2);
+        std::memcpy(out + i * shape.in_features + w * E::kPerWord, block + shape.packed_word(w, position), left >= E::kPerWord ? 4 : 2);
       }
     }
   });
@@ -146,7 +147,7 @@ void pack_rows(const typename E::Value* weight, int64_t num_rows, const LinearSh
       for (int64_t c = 0; c < kColumns && block * kColumns + c < num_rows; ++c) {
         const typename E::Value* row = weight + (block * kColumns + c) * shape.in_features;
         for (int64_t w = 0; w < shape.words; ++w)
-          to[w * kColumns + E::position(c)] = load_word<E>(row, w * E::kPerWord, shape.in_features);
+          to[shape.packed_word(w, E::position(c))] = load_word<E>(row, w * E::kPerWord, shape.in_features);
       }
     }
   });
@@ -159,7 +160,7 @@ struct LogitStats {
 
 // The lowest index of the largest logit, and log(sum(exp(logits))).
 inline LogitStats logit_stats(const float* logits, int64_t size) {
-  const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const i32x16 lane = lane_numbers();
   const float none = -std::numeric_limits<float>::infinity();
   f32x16 best = splat(none);
   i32x16 where = {};

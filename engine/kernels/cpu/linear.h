@@ -1,7 +1,7 @@
 // y = x W^T + b (+ LoRA) for a fused group of projections, W packed once.
 //
-// Packed W: blocks of 64 output columns, each a run of K words x 64 columns in the dtype's column order; a block never spans
-// two projections. An output is one chain over k = 0, 1, 2, ... whatever the number of rows, so a row's result does not
+// Packed W: blocks of 64 output columns in the dtype's column order, each a run of K words x 64 columns, or with few registers
+// four runs of K words x 16; a block never spans two projections. An output is one chain over k = 0, 1, 2, ... whatever the number of rows, so a row's result does not
 // depend on the other rows of the call.
 #pragma once
 
@@ -9,12 +9,7 @@
 
 namespace loraq {
 
-#if defined(__AVX512F__)
-constexpr int kMaxRows = 6;  // 6 rows x 4 vectors of accumulators, 4 of weights: 28 of 32 registers
-#else
-constexpr int kMaxRows = 2;
-#endif
-constexpr int kAccRows = 6;
+constexpr int kMaxRows = 6;  // of 32 registers 6 x 4 hold sums and 4 weights; of 16 half as long 6 x 2 hold sums and 2 weights
 constexpr int64_t kWordsPerStep = 8;  // words of K between two rounds of prefetching
 constexpr int64_t kMostRowBlocksToPrefetch = 32;  // beyond, a block's products take far longer than its weights' arrival
 
@@ -29,6 +24,12 @@ struct LinearShape {
     int64_t n_tile, n_tiles;         // within its projection
     int64_t first_column, num_columns;  // of y
   };
+
+  // Where word `word` of a column lies in its block; `position` is the column's place in the dtype's order.
+  int64_t packed_word(int64_t word, int64_t position) const {
+    if constexpr (!kWidened) return word * kColumns + position;
+    return (position / kLanes * words + word) * kLanes + position % kLanes;
+  }
 
   Block block(int64_t index) const {
     int64_t column = 0;
@@ -69,6 +70,7 @@ class Prefetch {
   int64_t num_chunks_ = 0, line_ = 0, lines_per_step_ = 0;
 };
 
+#if defined(__AVX512F__)
 // acc += x words times one word's weights for all 64 columns. `x` points at the word in the first row.
 template <class E, int ROWS>
 LORAQ_INLINE void multiply_word(const uint32_t* w, const typename E::Value* x, int64_t x_stride, f32x16 acc[ROWS][kVectors]) {
@@ -84,8 +86,10 @@ LORAQ_INLINE void multiply_word(const uint32_t* w, const typename E::Value* x, i
 }
 
 template <class E, int ROWS>
-void multiply_rows(const typename E::Value* x, int64_t x_stride, const LinearShape& shape, const uint32_t* w, float* out,
-                   Prefetch& prefetch) {
+void multiply_rows(const InputRows<E>& rows, const LinearShape& shape, const uint32_t* w, float* out, Prefetch& prefetch) {
+  prefetch.spread((shape.words + kWordsPerStep - 1) / kWordsPerStep);
+  const typename E::Value* x = rows.x;
+  int64_t x_stride = rows.stride;
   f32x16 acc[ROWS][kVectors] = {};
   int64_t whole = shape.in_features / E::kPerWord;
   for (int64_t k = 0; k < whole;) {
@@ -101,19 +105,56 @@ void multiply_rows(const typename E::Value* x, int64_t x_stride, const LinearSha
   for (int i = 0; i < ROWS; ++i)
     for (int v = 0; v < kVectors; ++v) store_f32(out + i * kColumns + v * kLanes, acc[i][v]);
 }
+#else
+// acc += one word of VECTORS runs of weights times that word of ROWS widened rows.
+template <class E, int ROWS, int VECTORS>
+LORAQ_INLINE void multiply_word(const uint32_t* w, int64_t run, const float* x, int64_t x_stride, f32x16 acc[ROWS][VECTORS]) {
+  auto add = [&](f32x16 weights, int v, int part) __attribute__((always_inline)) {
+#pragma GCC unroll 6
+    for (int i = 0; i < ROWS; ++i) acc[i][v] = fma(weights, splat(x[i * x_stride + part * kLanes]), acc[i][v]);
+  };
+#pragma GCC unroll 4
+  for (int v = 0; v < VECTORS; ++v) {
+    u32x16 words = load_bits(w + v * run);
+    add(E::template part<0>(words), v, 0);
+    if constexpr (E::kPerWord == 2) add(E::template part<1>(words), v, 1);
+  }
+}
+
+template <class E, int ROWS, int VECTORS>
+LORAQ_INLINE void multiply_vectors(const float* x, int64_t x_stride, int64_t num_words, const uint32_t* w, float* out,
+                                   Prefetch& prefetch) {
+  f32x16 acc[ROWS][VECTORS] = {};
+  for (int64_t word = 0; word < num_words; word += kLanes, x += kLanes * E::kPerWord) {
+    prefetch.step();
+    int64_t count = std::min<int64_t>(num_words - word, kLanes);
+    for (int64_t k = 0; k < count; ++k, w += kLanes) multiply_word<E, ROWS, VECTORS>(w, num_words * kLanes, x + k, x_stride, acc);
+  }
+  for (int i = 0; i < ROWS; ++i)
+    for (int v = 0; v < VECTORS; ++v) store_f32(out + i * kColumns + v * kLanes, acc[i][v]);
+}
+
+// Few rows take more vectors at a time: eight chains of additions hide the latency of one.
+template <class E, int ROWS>
+void multiply_rows(const InputRows<E>& rows, const LinearShape& shape, const uint32_t* w, float* out, Prefetch& prefetch) {
+  constexpr int vectors = ROWS >= 4 ? 1 : ROWS >= 2 ? 2 : 4;
+  prefetch.spread(kVectors / vectors * ((shape.words + kLanes - 1) / kLanes));
+  for (int v = 0; v < kVectors; v += vectors)
+    multiply_vectors<E, ROWS, vectors>(rows.widened, rows.widened_stride, shape.words, w + v * shape.words * kLanes,
+                                       out + v * kLanes, prefetch);
+}
+#endif
 
 template <class E>
-void multiply_block(const typename E::Value* x, int64_t x_stride, const LinearShape& shape, const uint32_t* w, float* out,
-                    int64_t num_rows, Prefetch& prefetch) {
+void multiply_block(const InputRows<E>& rows, const LinearShape& shape, const uint32_t* w, float* out, int64_t num_rows,
+                    Prefetch& prefetch) {
   switch (num_rows) {
-    case 1: return multiply_rows<E, 1>(x, x_stride, shape, w, out, prefetch);
-    case 2: return multiply_rows<E, 2>(x, x_stride, shape, w, out, prefetch);
-#if defined(__AVX512F__)
-    case 3: return multiply_rows<E, 3>(x, x_stride, shape, w, out, prefetch);
-    case 4: return multiply_rows<E, 4>(x, x_stride, shape, w, out, prefetch);
-    case 5: return multiply_rows<E, 5>(x, x_stride, shape, w, out, prefetch);
-    default: return multiply_rows<E, 6>(x, x_stride, shape, w, out, prefetch);
-#endif
+    case 1: return multiply_rows<E, 1>(rows, shape, w, out, prefetch);
+    case 2: return multiply_rows<E, 2>(rows, shape, w, out, prefetch);
+    case 3: return multiply_rows<E, 3>(rows, shape, w, out, prefetch);
+    case 4: return multiply_rows<E, 4>(rows, shape, w, out, prefetch);
+    case 5: return multiply_rows<E, 5>(rows, shape, w, out, prefetch);
+    default: return multiply_rows<E, 6>(rows, shape, w, out, prefetch);
   }
 }
 
@@ -141,7 +182,6 @@ void collect_prefetch(const LinearShape& shape, const uint32_t* next_weights, co
     for_each_tile<E>(*lora, next.block.projection, next.block.n_tile, next.block.n_tiles, next.first, next.last, new_from,
                      [&](const uint8_t* tile) { prefetch.add(tile); });
   }
-  prefetch.spread((shape.words + kWordsPerStep - 1) / kWordsPerStep);
 }
 
 template <class E, class Out>
@@ -161,7 +201,8 @@ void store_block(const float* acc, int64_t num_rows, const float* bias, const Li
 template <class E, class Out>
 void linear(const typename E::Value* x, int64_t x_stride, const LinearShape& shape, const uint32_t* packed, const float* bias,
             LoraPlan* lora, typename Out::Value* y, int64_t y_stride) {
-  if (lora != nullptr) shrink<E>(*lora, x, x_stride);
+  InputRows<E> rows = input_rows<E>(x, x_stride, shape.num_rows, shape.in_features);
+  if (lora != nullptr) shrink<E>(*lora, rows);
   int64_t num_row_blocks = (shape.num_rows + kMaxRows - 1) / kMaxRows, block_words = shape.words * kColumns;
   parallel_ranges(shape.num_blocks * num_row_blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -171,8 +212,8 @@ void linear(const typename E::Value* x, int64_t x_stride, const LinearShape& sha
       if (i + 1 < end)
         collect_prefetch<E>(shape, weights + block_words, unit, linear_unit(shape, i + 1, num_row_blocks), num_row_blocks, lora,
                             prefetch);
-      alignas(64) float acc[kAccRows * kColumns];
-      multiply_block<E>(x + unit.first * x_stride, x_stride, shape, weights, acc, unit.last - unit.first, prefetch);
+      alignas(64) float acc[kMaxRows * kColumns];
+      multiply_block<E>(rows.from(unit.first), shape, weights, acc, unit.last - unit.first, prefetch);
       if (lora != nullptr)
         expand_block<E>(*lora, unit.block.projection, unit.block.n_tile, unit.block.n_tiles, unit.first, unit.last, acc);
       store_block<E, Out>(acc, unit.last - unit.first, bias == nullptr ? nullptr : bias + unit.index * kColumns, unit.block,
@@ -184,7 +225,7 @@ void linear(const typename E::Value* x, int64_t x_stride, const LinearShape& sha
 template <class E, class Out>
 void add_lora_block(const LoraPlan& plan, const LinearShape::Block& block, int64_t first, int64_t last,
                     typename Out::Value* y, int64_t y_stride) {
-  alignas(64) float acc[kAccRows * kColumns] = {};
+  alignas(64) float acc[kMaxRows * kColumns] = {};
   expand_block<E>(plan, block.projection, block.n_tile, block.n_tiles, first, last, acc);
   auto add_rows = [&](const SegmentPlan&, const ProjectionPart&, int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
@@ -200,12 +241,12 @@ void add_lora_block(const LoraPlan& plan, const LinearShape::Block& block, int64
 template <class E, class Out>
 void add_lora(const typename E::Value* x, int64_t x_stride, const LinearShape& shape, LoraPlan& lora, typename Out::Value* y,
               int64_t y_stride) {
-  shrink<E>(lora, x, x_stride);
-  int64_t num_row_blocks = (shape.num_rows + kAccRows - 1) / kAccRows;
+  shrink<E>(lora, input_rows<E>(x, x_stride, shape.num_rows, shape.in_features));
+  int64_t num_row_blocks = (shape.num_rows + kMaxRows - 1) / kMaxRows;
   parallel_ranges(shape.num_blocks * num_row_blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; ++unit) {
       LinearShape::Block block = shape.block(unit / num_row_blocks);
-      int64_t first = unit % num_row_blocks * kAccRows, last = std::min(first + kAccRows, shape.num_rows);
+      int64_t first = unit % num_row_blocks * kMaxRows, last = std::min(first + kMaxRows, shape.num_rows);
       add_lora_block<E, Out>(lora, block, first, last, y, y_stride);
     }
   });

@@ -7,8 +7,7 @@
 
 #include <vector>
 
-#include "dtypes.h"
-#include "parallel.h"
+#include "rows.h"
 
 namespace loraq {
 
@@ -163,6 +162,7 @@ class TileLookahead {
   int64_t unit_, last_unit_, k_tile_ = 0;
 };
 
+#if defined(__AVX512F__)
 // acc[t][r] += x[t] . A[r] over one vector of columns.
 template <class E, int TOKENS>
 LORAQ_INLINE void multiply_ranks(const typename E::Value* tile, const u32x16 xs[TOKENS], f32x16 acc[TOKENS][kTileRanks]) {
@@ -174,32 +174,79 @@ LORAQ_INLINE void multiply_ranks(const typename E::Value* tile, const u32x16 xs[
   }
 }
 
-// h of TOKENS tokens for the eight ranks of one group.
+// The lanes' sums of TOKENS tokens for the eight ranks of one group.
 template <class E, int TOKENS>
-void shrink_tokens(const LoraPlan& plan, const SegmentPlan& segment, const ProjectionPart& part, int64_t group,
-                   const typename E::Value* x, int64_t x_stride, float* h, TileLookahead* lookahead) {
+LORAQ_INLINE void shrink_lanes(const LoraPlan& plan, const SegmentPlan& segment, const ProjectionPart& part, int64_t group,
+                               const InputRows<E>& rows, f32x16 acc[TOKENS][kTileRanks], TileLookahead* lookahead) {
   using Value = typename E::Value;
   constexpr int64_t step = kLanes * E::kPerWord;  // elements of one vector
-  f32x16 acc[TOKENS][kTileRanks] = {};
   for (int64_t k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
     const Value* tile = reinterpret_cast<const Value*>(segment.tiles.at(part.a_tile + group * plan.k_tiles + k_tile));
     if (lookahead != nullptr) lookahead->step();
-    const Value* columns = x + k_tile * kColumns;
+    const Value* columns = rows.x + k_tile * kColumns;
     int64_t left = std::min<int64_t>(plan.in_features - k_tile * kColumns, kColumns);
     u32x16 xs[TOKENS];
     int64_t k = 0;
     for (; k + step <= left; k += step) {
 #pragma GCC unroll 3
-      for (int t = 0; t < TOKENS; ++t) xs[t] = load_bits(columns + t * x_stride + k);
+      for (int t = 0; t < TOKENS; ++t) xs[t] = load_bits(columns + t * rows.stride + k);
       multiply_ranks<E, TOKENS>(tile + k, xs, acc);
     }
     if (k < left) {
 #pragma GCC unroll 3
       for (int t = 0; t < TOKENS; ++t)
-        xs[t] = load_bits_partial(columns + t * x_stride + k, (left - k) * static_cast<int64_t>(sizeof(Value)));
+        xs[t] = load_bits_partial(columns + t * rows.stride + k, (left - k) * static_cast<int64_t>(sizeof(Value)));
       multiply_ranks<E, TOKENS>(tile + k, xs, acc);
     }
   }
+}
+#else
+// acc[t][r] += x[t] . A[r] over one vector of words, RANKS rows of a tile from `tile` on; x is widened.
+template <class E, int TOKENS, int RANKS>
+LORAQ_INLINE void multiply_ranks(const typename E::Value* tile, const float* x, int64_t x_stride, f32x16 acc[TOKENS][RANKS]) {
+  auto add = [&](f32x16 a, int r, int part) __attribute__((always_inline)) {
+#pragma GCC unroll 3
+    for (int t = 0; t < TOKENS; ++t) acc[t][r] = fma(a, load_f32(x + t * x_stride + part * kLanes), acc[t][r]);
+  };
+#pragma GCC unroll 4
+  for (int r = 0; r < RANKS; ++r) {
+    u32x16 words = load_bits(tile + r * kColumns);
+    add(E::template part<0>(words), r, 0);
+    if constexpr (E::kPerWord == 2) add(E::template part<1>(words), r, 1);
+  }
+}
+
+// The lanes' sums of TOKENS tokens for the eight ranks of one group, as many ranks at a time as stay in registers.
+template <class E, int TOKENS>
+LORAQ_INLINE void shrink_lanes(const LoraPlan& plan, const SegmentPlan& segment, const ProjectionPart& part, int64_t group,
+                               const InputRows<E>& rows, f32x16 sums[TOKENS][kTileRanks], TileLookahead* lookahead) {
+  using Value = typename E::Value;
+  constexpr int ranks = TOKENS == 1 ? 4 : 2;
+  for (int first = 0; first < kTileRanks; first += ranks) {
+    f32x16 acc[TOKENS][ranks] = {};
+    for (int64_t k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
+      const Value* tile = reinterpret_cast<const Value*>(segment.tiles.at(part.a_tile + group * plan.k_tiles + k_tile));
+      if (lookahead != nullptr) lookahead->step();
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; v += E::kPerWord)
+        multiply_ranks<E, TOKENS, ranks>(tile + first * kColumns + v * kLanes, rows.widened + k_tile * kColumns + v * kLanes,
+                                         rows.widened_stride, acc);
+    }
+#pragma GCC unroll 3
+    for (int t = 0; t < TOKENS; ++t)
+#pragma GCC unroll 4
+      for (int r = 0; r < ranks; ++r) sums[t][first + r] = acc[t][r];
+    lookahead = nullptr;  // the group's other ranks lie in the same tiles
+  }
+}
+#endif
+
+// h of TOKENS tokens for the eight ranks of one group.
+template <class E, int TOKENS>
+void shrink_tokens(const LoraPlan& plan, const SegmentPlan& segment, const ProjectionPart& part, int64_t group,
+                   const InputRows<E>& rows, float* h, TileLookahead* lookahead) {
+  f32x16 acc[TOKENS][kTileRanks] = {};
+  shrink_lanes<E, TOKENS>(plan, segment, part, group, rows, acc, lookahead);
 #pragma GCC unroll 3
   for (int t = 0; t < TOKENS; ++t) {
     float sums[kTileRanks];
@@ -209,66 +256,72 @@ void shrink_tokens(const LoraPlan& plan, const SegmentPlan& segment, const Proje
 }
 
 template <class E>
-void shrink_unit(LoraPlan& plan, const LoraPlan::Unit& unit, const typename E::Value* x, int64_t x_stride,
-                 TileLookahead* lookahead) {
+void shrink_unit(LoraPlan& plan, const LoraPlan::Unit& unit, const InputRows<E>& x, TileLookahead* lookahead) {
   const SegmentPlan& segment = plan.segments[unit.segment];
   const ProjectionPart& part = segment.parts[unit.projection];
   float* h = plan.h.data() + segment.h_offset + part.h_column + unit.group * kTileRanks;
   for (int64_t t = unit.first_token; t < unit.last_token;) {
     int64_t left = unit.last_token - t;
-    const auto* rows = x + t * x_stride;
+    InputRows<E> rows = x.from(t);
     float* out = h + (t - segment.start) * segment.h_stride;
-    if (left >= 3) shrink_tokens<E, 3>(plan, segment, part, unit.group, rows, x_stride, out, lookahead);
-    else if (left == 2) shrink_tokens<E, 2>(plan, segment, part, unit.group, rows, x_stride, out, lookahead);
-    else shrink_tokens<E, 1>(plan, segment, part, unit.group, rows, x_stride, out, lookahead);
+    if (left >= 3) shrink_tokens<E, 3>(plan, segment, part, unit.group, rows, out, lookahead);
+    else if (left == 2) shrink_tokens<E, 2>(plan, segment, part, unit.group, rows, out, lookahead);
+    else shrink_tokens<E, 1>(plan, segment, part, unit.group, rows, out, lookahead);
     lookahead = nullptr;  // the following tokens of the unit find its tiles in cache
     t += std::min<int64_t>(left, kShrinkTokens);
   }
 }
 
 template <class E>
-void shrink(LoraPlan& plan, const typename E::Value* x, int64_t x_stride) {
+void shrink(LoraPlan& plan, const InputRows<E>& x) {
   int64_t num_units = static_cast<int64_t>(plan.units.size());
   parallel_chunks(num_units, std::clamp<int64_t>(num_units / 16, 1, 32), [&](int64_t begin, int64_t end) {
     TileLookahead lookahead(plan, begin, end);
-    for (int64_t u = begin; u < end; ++u) shrink_unit<E>(plan, plan.units[u], x, x_stride, &lookahead);
+    for (int64_t u = begin; u < end; ++u) shrink_unit<E>(plan, plan.units[u], x, &lookahead);
   });
 }
 
-// acc[row][64 columns] += h[row] @ B[:, 64 columns], for ROWS tokens of one segment.
-template <class E, int ROWS>
-void expand_rows(const SegmentPlan& segment, const ProjectionPart& part, int64_t n_tile, int64_t n_tiles, const float* h,
-                 float* acc_memory) {
+// acc[row][VECTORS of the 64 columns] += h[row] @ B, for ROWS tokens of one segment.
+template <class E, int ROWS, int VECTORS>
+LORAQ_INLINE void expand_vectors(const SegmentPlan& segment, const ProjectionPart& part, int64_t n_tile, int64_t n_tiles,
+                                 const float* h, int64_t first_column, float* acc_memory) {
   using Value = typename E::Value;
-  f32x16 acc[ROWS][kVectors];
+  f32x16 acc[ROWS][VECTORS];
   for (int i = 0; i < ROWS; ++i)
-    for (int v = 0; v < kVectors; ++v) acc[i][v] = load_f32(acc_memory + i * kColumns + v * kLanes);
+    for (int v = 0; v < VECTORS; ++v) acc[i][v] = load_f32(acc_memory + i * kColumns + v * kLanes);
   for (int64_t group = 0; group < part.num_groups; ++group) {
-    const Value* tile = reinterpret_cast<const Value*>(segment.tiles.at(part.b_tile + group * n_tiles + n_tile));
-    for (int r = 0; r < kTileRanks; ++r) {
-      f32x16 b[kVectors];
-      E::load_columns(tile + r * kColumns, b);
-#pragma GCC unroll 6
-      for (int i = 0; i < ROWS; ++i) {
-        f32x16 weight = splat(h[i * segment.h_stride + group * kTileRanks + r]);
-        for (int v = 0; v < kVectors; ++v) acc[i][v] = fma(weight, b[v], acc[i][v]);
-      }
-    }
+    const Value* tile = reinterpret_cast<const Value*>(segment.tiles.at(part.b_tile + group * n_tiles + n_tile)) + first_column;
+    const float* ranks = h + group * kTileRanks;
+    for (int r = 0; r < kTileRanks; ++r)
+      add_scaled<E, ROWS, VECTORS>(tile + r * kColumns, [&](int i) { return ranks[i * segment.h_stride + r]; }, acc);
   }
   for (int i = 0; i < ROWS; ++i)
-    for (int v = 0; v < kVectors; ++v) store_f32(acc_memory + i * kColumns + v * kLanes, acc[i][v]);
+    for (int v = 0; v < VECTORS; ++v) store_f32(acc_memory + i * kColumns + v * kLanes, acc[i][v]);
+}
+
+template <class E, int ROWS>
+void expand_rows(const SegmentPlan& segment, const ProjectionPart& part, int64_t n_tile, int64_t n_tiles, const float* h,
+                 float* acc) {
+  constexpr int vectors = kWidened && ROWS > 1 ? 2 : kVectors;
+  for (int64_t column = 0; column < kColumns; column += vectors * kLanes)
+    expand_vectors<E, ROWS, vectors>(segment, part, n_tile, n_tiles, h, column, acc + column);
 }
 
 template <class E>
 void expand_run(const SegmentPlan& segment, const ProjectionPart& part, int64_t n_tile, int64_t n_tiles, const float* h,
                 float* acc, int64_t num_rows) {
+  if constexpr (kWidened)
+    for (; num_rows > 3; num_rows -= 3, h += 3 * segment.h_stride, acc += 3 * kColumns)
+      expand_rows<E, 3>(segment, part, n_tile, n_tiles, h, acc);
   switch (num_rows) {
     case 1: return expand_rows<E, 1>(segment, part, n_tile, n_tiles, h, acc);
     case 2: return expand_rows<E, 2>(segment, part, n_tile, n_tiles, h, acc);
     case 3: return expand_rows<E, 3>(segment, part, n_tile, n_tiles, h, acc);
+#if defined(__AVX512F__)
     case 4: return expand_rows<E, 4>(segment, part, n_tile, n_tiles, h, acc);
     case 5: return expand_rows<E, 5>(segment, part, n_tile, n_tiles, h, acc);
     default: return expand_rows<E, 6>(segment, part, n_tile, n_tiles, h, acc);
+#endif
   }
 }
 

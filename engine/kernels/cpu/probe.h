@@ -12,7 +12,7 @@ inline double read_probe(const uint8_t* bytes, int64_t size) {
   parallel_ranges(size / 256, 1, [&](int64_t begin, int64_t end) {
     u32x16 sums[4] = {};
     for (int64_t i = begin; i < end; ++i)
-      for (int v = 0; v < 4; ++v) sums[v] += load_bits(bytes + 256 * i + 64 * v);
+      for (int v = 0; v < 4; ++v) sums[v] = sums[v] + load_bits(bytes + 256 * i + 64 * v);
     u32x16 sum = sums[0] + sums[1] + sums[2] + sums[3];
     for (int lane = 0; lane < kLanes; ++lane) total += sum[lane];
   });
@@ -30,7 +30,9 @@ double multiply_probe(int64_t repeats) {
     for (int64_t t = begin; t < end; ++t) {
       f32x16 acc[kProbeChains];  // all different, or the compiler would compute one of them
       for (int chain = 0; chain < kProbeChains; ++chain) acc[chain] = splat(static_cast<float>(chain));
-      u32x16 a = splat_bits(0x3f803f80u), b = splat_bits(static_cast<uint32_t>(repeats) & 0x3fff3fffu);
+      // Neither factor is known when compiling: a product with 1 would be left out.
+      u32x16 a = splat_bits(0x3f803f80u ^ static_cast<uint32_t>(repeats >> 40));
+      u32x16 b = splat_bits(static_cast<uint32_t>(repeats) & 0x3fff3fffu);
       for (int64_t i = 0; i < repeats; ++i) {
 #pragma GCC unroll 16
         for (int chain = 0; chain < kProbeChains; ++chain) acc[chain] = E::multiply_add(acc[chain], a, b);
