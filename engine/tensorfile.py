@@ -47,12 +47,18 @@ class StoredTensor:
 
 def map_file(path: Path) -> Bytes:
     """A file's bytes, mapped copy-on-write for as long as something refers to them."""
-    return np.memmap(path, dtype=np.uint8, mode="c")
+    return np.asarray(np.memmap(path, dtype=np.uint8, mode="c"))  # slices of a memmap cost ten times a plain array's
 
 
-def read_tensor_file(path: Path) -> Mapping[str, StoredTensor]:
-    """The tensors of a safetensors file by name; raises TensorFileError when it is damaged or something else."""
+def read_tensor_file(path: Path, max_header_bytes: int | None = None) -> Mapping[str, StoredTensor]:
+    """The tensors of a safetensors file by name.
+
+    Raises TensorFileError when it is damaged or something else, or its header is longer than the caller can use: a
+    header of hundreds of thousands of names takes seconds to parse.
+    """
     _refuse_pickle(path)
+    if max_header_bytes is not None:
+        _refuse_long_header(path, max_header_bytes)
     try:
         with safe_open(str(path), framework="np"):
             pass
@@ -68,6 +74,16 @@ def read_tensor_file(path: Path) -> Mapping[str, StoredTensor]:
 def _stored(path: Path, entry: Mapping[str, object], data_start: int) -> StoredTensor:
     start, end = entry["data_offsets"]  # type: ignore[misc]  # the library has checked the header
     return StoredTensor(path, str(entry["dtype"]), tuple(entry["shape"]), data_start + start, end - start)  # type: ignore[arg-type, has-type]  # as above
+
+
+def _refuse_long_header(path: Path, most: int) -> None:
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+    if most < size <= path.stat().st_size:  # a longer one belongs to a truncated file
+        raise TensorFileError(
+            f"{path} has a header of {size} bytes, where {most} are enough for every tensor that can belong here; "
+            "save only the adapter's tensors, and less metadata"
+        )
 
 
 def _refuse_pickle(path: Path) -> None:

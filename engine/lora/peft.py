@@ -4,7 +4,7 @@ No torch: the registrar checks adapters in a process that has no use for it.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,9 @@ from engine.tensorfile import BITS, Bytes, StoredTensor, TensorFileError, map_fi
 from engine.types import AdapterInfo
 
 MAX_NAME_LENGTH = 512
+TENSOR_ENTRY_BYTES = MAX_NAME_LENGTH + 256
+"""At most what the header of a weights file needs for one tensor."""
+METADATA_BYTES = 1024**2
 PICKLED_WEIGHTS = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 
 # `….lora_A.weight` as PEFT saves it, `….lora_A.default.weight` as a raw state dict has it; no `.weight` for embeddings.
@@ -70,9 +73,9 @@ def check_adapter(peft_dir: Path, model_dir: Path) -> AdapterInfo:
 def read_adapter(peft_dir: Path, model: ModelConfig, name: str | None = None) -> PeftAdapter:
     """Parse and check a PEFT directory; every value is read once to find NaN, nothing is copied."""
     config = read_peft_config(peft_dir / ADAPTER_CONFIG)
-    tensors = _read_tensors(peft_dir)
+    tensors = _read_tensors(peft_dir, 2 * len(model.modules) * TENSOR_ENTRY_BYTES + METADATA_BYTES)
     file = map_file(peft_dir / ADAPTER_WEIGHTS)
-    found = [_locate(name, tensor, file, model) for name, tensor in tensors.items()]
+    found = (_locate(name, tensor, file, model) for name, tensor in tensors.items())
     modules = tuple(_lora_module(path, pair, config, model) for path, pair in _pairs(found))
     if not modules:
         raise AdapterError(f"{peft_dir / ADAPTER_WEIGHTS} holds no tensors, so the adapter would change nothing")
@@ -87,7 +90,7 @@ def read_adapter(peft_dir: Path, model: ModelConfig, name: str | None = None) ->
     return PeftAdapter(info, modules)
 
 
-def _read_tensors(peft_dir: Path) -> Mapping[str, StoredTensor]:
+def _read_tensors(peft_dir: Path, max_header_bytes: int) -> Mapping[str, StoredTensor]:
     path = peft_dir / ADAPTER_WEIGHTS
     if not path.is_file():
         pickled = [name for name in PICKLED_WEIGHTS if (peft_dir / name).exists()]
@@ -97,7 +100,7 @@ def _read_tensors(peft_dir: Path) -> Mapping[str, StoredTensor]:
             f"{path} does not exist; an adapter is a PEFT directory of {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}"
         )
     try:
-        return read_tensor_file(path)
+        return read_tensor_file(path, max_header_bytes)
     except TensorFileError as error:
         raise AdapterError(str(error)) from error
 
@@ -152,7 +155,7 @@ def _check_values(name: str, tensor: StoredTensor, file: Bytes, *, embedding: bo
         )
 
 
-def _pairs(found: list[_Found]) -> Iterator[tuple[str, tuple[_Found, _Found]]]:
+def _pairs(found: Iterable[_Found]) -> Iterator[tuple[str, tuple[_Found, _Found]]]:
     """A and B of each module; raises AdapterError when one is missing or there twice."""
     sides: dict[str, dict[str, _Found]] = {}
     for entry in found:

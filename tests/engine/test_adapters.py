@@ -90,6 +90,12 @@ def truncated(adapter: Path) -> None:
     (adapter / WEIGHTS).write_bytes(raw[: len(raw) // 2])
 
 
+def crowded(adapter: Path) -> None:
+    entry = {"dtype": "F32", "shape": [0, 64], "data_offsets": [0, 0]}
+    header = json.dumps({f"layers.0.self_attn.q_proj.lora_A.n{n}.weight": entry for n in range(20_000)}).encode()
+    (adapter / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header)
+
+
 def integer_tensor(adapter: Path) -> None:
     raw = (adapter / WEIGHTS).read_bytes()
     (adapter / WEIGHTS).write_bytes(raw.replace(b'"F32"', b'"I32"', 1))
@@ -105,6 +111,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "pickle": (pickled, r"adapter_model\.bin is a pickle.*save it as adapter_model\.safetensors"),
     "pickle in disguise": (pickle_in_disguise, r"adapter_model\.safetensors is a pickle"),
     "truncated": (truncated, r"adapter_model\.safetensors is truncated or no safetensors file"),
+    "more tensors than modules": (crowded, r"adapter_model\.safetensors has a header of \d+ bytes, where"),
     "empty file": (lambda d: (d / WEIGHTS).write_bytes(b""), r"adapter_model\.safetensors is truncated"),
     "not LoRA": (configured(peft_type="IA3"), "peft_type is 'IA3'; only 'LORA'"),
     "DoRA": (configured(use_dora=True), "use_dora is set: DoRA is not supported"),
