@@ -20,7 +20,7 @@ from engine.errors import (
 )
 from engine.lora.peft import check_adapter
 from engine.model.config import ModelConfig, read_model_config
-from engine.types import AdapterInfo, FinishReason, Output, Request, SamplingParams, Usage
+from engine.types import AdapterInfo, AdapterTraffic, FinishReason, Output, Request, SamplingParams, Usage
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -29,6 +29,7 @@ __all__ = [
     "AdapterError",
     "AdapterInUseError",
     "AdapterInfo",
+    "AdapterTraffic",
     "ConfigurationError",
     "Engine",
     "EngineConfig",

@@ -39,7 +39,7 @@ from engine.runner import make_runner
 from engine.sampling import Sampled
 from engine.scheduler import Scheduler, Slice
 from engine.sequence import Sequence as Running
-from engine.types import AdapterInfo, AdapterName, FinishReason, Output, Request, RequestId, Usage
+from engine.types import AdapterInfo, AdapterName, AdapterTraffic, FinishReason, Output, Request, RequestId, Usage
 
 LONGEST_WAIT_S = 0.02
 """Of a step that has nothing to compute, for an adapter on its way."""
@@ -113,6 +113,13 @@ class Engine:
     def adapters(self) -> Mapping[str, AdapterInfo]:
         """The loaded adapters by name."""
         return MappingProxyType({str(name): adapter.info for name, adapter in self._adapters.items()})
+
+    @property
+    def adapter_traffic(self) -> AdapterTraffic:
+        """What adapters have cost so far: each load is a read of files, and its bytes are those of its pages."""
+        residency, page = self._residency, self._storage.bytes_per_page_id
+        pages_in, pages_out = residency.adapter_pages_in, residency.adapter_pages_out
+        return AdapterTraffic(residency.num_adapter_loads, pages_in * page, pages_out * page)
 
     @property
     def has_work(self) -> bool:

@@ -125,3 +125,18 @@ class AdapterInfo:
     target_modules: tuple[str, ...]
     num_bytes: int
     base_model: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterTraffic:
+    """Adapters that were read into the pool since the engine's start, and bytes of pages that went in and out."""
+
+    loads: int
+    bytes_in: int
+    bytes_out: int
+
+    def __sub__(self, earlier: "AdapterTraffic") -> "AdapterTraffic":
+        """What has happened since an earlier count."""
+        return AdapterTraffic(
+            self.loads - earlier.loads, self.bytes_in - earlier.bytes_in, self.bytes_out - earlier.bytes_out
+        )

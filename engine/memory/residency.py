@@ -23,6 +23,9 @@ class Residency:
         self._idle: OrderedDict[Resident, None] = OrderedDict()
         self._num_idle_pages = 0
         self.num_evictions = 0
+        self.num_adapter_loads = 0
+        self.adapter_pages_in = 0
+        self.adapter_pages_out = 0
 
     def __contains__(self, owner: Resident) -> bool:
         return owner in self._users
@@ -42,6 +45,8 @@ class Residency:
     def _evict(self, owner: Resident) -> None:
         self._leave_line(owner)
         del self._users[owner]
+        if isinstance(owner, AdapterPages):
+            self.adapter_pages_out += len(self._pool.pages_of(owner))
         self._pool.release(owner)
         self.num_evictions += 1
 
@@ -49,6 +54,9 @@ class Residency:
         """The owner's pages hold its content now; it has one user."""
         assert owner not in self._users
         self._users[owner] = 1
+        if isinstance(owner, AdapterPages):
+            self.num_adapter_loads += 1
+            self.adapter_pages_in += len(self._pool.pages_of(owner))
 
     def hold(self, owner: Resident) -> None:
         """One more user: the resident stays until all of them have let go."""

@@ -14,8 +14,8 @@ from services.errors import ConfigError, InputError
 from services.settings import load_settings
 
 if TYPE_CHECKING:
+    from services.bench.engine.report import EngineReport
     from services.bench.service.report import ServiceReport
-    from services.bench.workload import EngineReport
 
 DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -30,6 +30,23 @@ def bench() -> None:
 @click.option("--adapters", type=DIRECTORY, help="Directory of PEFT directories, taken in the order of their names.")
 @click.option("--requests", default=32, show_default=True, type=click.IntRange(1), help="Requests per run.")
 @click.option("--distinct", default=0, show_default=True, type=click.IntRange(0), help="Adapters; 0 is base only.")
+@click.option(
+    "--registered",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 100_000),
+    help="Adapters that are loaded; above those of the directory copies are made. 0 is as many as --distinct.",
+)
+@click.option(
+    "--popularity",
+    default="cycle",
+    show_default=True,
+    type=click.Choice(["cycle", "zipf"]),
+    help="Requests name DISTINCT adapters in turn, or draw one of all registered by Zipf's law, exponent 1.",
+)
+@click.option(
+    "--batch", default=0, show_default=True, type=click.IntRange(0), help="Sequences at once; 0 is all requests."
+)
 @click.option("--prompt-len", default=64, show_default=True, type=click.IntRange(1), help="Tokens per prompt.")
 @click.option("--new-tokens", default=64, show_default=True, type=click.IntRange(1), help="Tokens generated for each.")
 @click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["float32", "bfloat16", "float16"]))
@@ -45,13 +62,21 @@ def bench() -> None:
 @click.option(
     "--repeats", default=3, show_default=True, type=click.IntRange(1), help="Measured runs; the median counts."
 )
-@click.option("--cold", is_flag=True, help="Also measure the first token of a warm and of a not yet loaded adapter.")
+@click.option(
+    "--cold/--no-cold",
+    default=True,
+    show_default=True,
+    help="Also measure the first token of an adapter not yet loaded.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on the last line.")
 def engine(
     model: Path | None,
     adapters: Path | None,
     requests: int,
     distinct: int,
+    registered: int,
+    popularity: str,
+    batch: int,
     prompt_len: int,
     new_tokens: int,
     dtype: str,
@@ -63,21 +88,27 @@ def engine(
     as_json: bool,
 ) -> None:
     """Generate greedily for fixed random prompts, request i with adapter i modulo DISTINCT."""
-    from services.bench.workload import Workload, adapter_dirs, run_engine  # torch is slow to import
+    from services.bench.engine.adapters import adapter_dirs, copies
+    from services.bench.engine.run import Workload, run_engine  # torch is slow to import
 
-    workload = Workload(requests, distinct, prompt_len, new_tokens, repeats, cold)
+    count = _registered(registered, distinct, popularity)
+    workload = Workload(requests, distinct, prompt_len, new_tokens, repeats, cold, popularity)
     config = EngineConfig(
         model=model or _base_model(),
         device=device,
         dtype=dtype,  # type: ignore[arg-type]  # click has checked the choice
-        max_batch_size=requests,
-        max_batch_tokens=max(2048, requests),
+        max_batch_size=min(batch or requests, requests),
+        max_batch_tokens=max(2048, batch or requests),
         pool_bytes=pool_bytes,
         threads=threads,
         prefix_cache=False,  # every run sends the same prompts
     )
+    originals = adapter_dirs(adapters, count)
+    if not registered and len(originals) < distinct:
+        raise InputError(f"{adapters} holds {len(originals)} adapters, fewer than --distinct {distinct}")
     try:
-        report = run_engine(config, workload, adapter_dirs(adapters, distinct), sys.stderr)
+        with copies(originals, count) as registry:
+            report = run_engine(config, workload, registry, sys.stderr)
     except EngineError as error:
         raise InputError(str(error)) from error
     click.echo(json.dumps(asdict(report)) if as_json else _table(report))
@@ -113,6 +144,17 @@ def service(
     asked = Asked(jobs, engine_name, batch, backlog, rate, peers)
     report = asyncio.run(run_service(load_settings(), asked, sys.stderr))
     click.echo(json.dumps(asdict(report)) if as_json else _table(report))
+
+
+def _registered(registered: int, distinct: int, popularity: str) -> int:
+    """How many adapters to load; raises InputError when the numbers contradict each other."""
+    if popularity == "zipf":
+        if distinct or not registered:
+            raise InputError("--popularity zipf draws from --registered N adapters: give that, and no --distinct")
+        return registered
+    if registered and not 0 < distinct <= registered:
+        raise InputError(f"--registered {registered} needs --distinct of at least 1 and at most as many")
+    return registered or distinct
 
 
 def _base_model() -> Path:

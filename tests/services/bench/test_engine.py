@@ -7,7 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from services.bench.commands import bench
-from services.bench.workload import prompt
+from services.bench.engine.adapters import cycle, zipf
+from services.bench.engine.run import prompt
 from services.errors import InputError
 from tests.builders import lora_adapter, tiny_llama
 
@@ -44,13 +45,51 @@ def test_base_only(model: Path) -> None:
 
 
 def test_distinct_adapters_and_cold_start(model: Path, adapters: Path) -> None:
-    more = ("--adapters", str(adapters), "--distinct", "3", "--cold", "--json")
+    more = ("--adapters", str(adapters), "--distinct", "3", "--json")
     result = CliRunner().invoke(bench, arguments(model, *more), catch_exceptions=False)
     report = json.loads(result.stdout.splitlines()[-1])
-    assert report["distinct"] == 3
+    assert report["distinct"] == report["registered"] == 3
     assert report["adapter_mb"] > 0
+    assert report["run_adapter_loads"] == 0
+    assert report["hit_rate"] == 1
     assert report["warm_first_token_s"] > 0
     assert report["cold_first_token_s"] > 0
+
+
+def test_many_registered_and_few_in_use(model: Path, adapters: Path) -> None:
+    more = ("--adapters", str(adapters), "--registered", "20", "--distinct", "2", "--no-cold", "--json")
+    result = CliRunner().invoke(bench, arguments(model, *more), catch_exceptions=False)
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert (report["registered"], report["distinct"], report["hit_rate"]) == (20, 2, 1)
+    assert report["cold_first_token_s"] is None
+    assert sorted(adapters.iterdir()) == [adapters / f"a{index:02d}" for index in range(3)]
+
+
+def test_popularity_by_zipfs_law_in_a_small_pool(model: Path, adapters: Path) -> None:
+    """Adapters that do not fit at once are read again, and the report says how often and what that moves."""
+    pool = ("--pool-bytes", str(128 * 1024), "--requests", "24", "--batch", "2")
+    more = ("--adapters", str(adapters), "--registered", "30", "--popularity", "zipf", "--json", *pool)
+    result = CliRunner().invoke(bench, arguments(model, *more), catch_exceptions=False)
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert report["popularity"] == "zipf"
+    assert report["batch"] == 2
+    assert 1 < report["distinct"] <= 24
+    assert report["run_adapter_loads"] > 0
+    assert report["run_adapter_mb_in"] > 0
+    assert report["run_adapter_mb_out"] > 0
+    assert 0 < report["hit_rate"] < 1
+
+
+def test_zipf_draws_the_first_most_often_and_anew_in_every_run() -> None:
+    drawn = zipf(10_000, 1000, 1)
+    assert drawn != zipf(10_000, 1000, 2)
+    assert drawn == zipf(10_000, 1000, 1)
+    assert drawn.count(0) / len(drawn) == pytest.approx(1 / sum(1 / k for k in range(1, 1001)), abs=0.02)
+    assert max(drawn) > 900
+
+
+def test_cycle_names_each_in_turn() -> None:
+    assert cycle(5, 2) == [0, 1, 0, 1, 0]
 
 
 def test_for_people(model: Path) -> None:
@@ -61,8 +100,13 @@ def test_for_people(model: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (["--distinct", "2"], "--distinct 2 needs --adapters DIR"),
+        (["--distinct", "2"], "adapters need --adapters DIR"),
         (["--distinct", "9", "--adapters", "ADAPTERS"], "holds 3 adapters, fewer than --distinct 9"),
+        (
+            ["--registered", "9", "--distinct", "10"],
+            "--registered 9 needs --distinct of at least 1",
+        ),
+        (["--popularity", "zipf", "--distinct", "2"], "draws from --registered N adapters"),
         (["--new-tokens", "600"], "exceed the model's context of 512 tokens"),
     ],
 )
