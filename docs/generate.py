@@ -74,8 +74,8 @@ INCIDENT_ROWS = (
     (
         "the engine process dies, hangs or runs out of memory",
         Fault.SERVICE,
-        "in the next engine process; the last attempt alone",
-        "yes",
+        "in the next engine process, in halves until one job ends it alone",
+        "for the job that was alone in it",
     ),
 )
 

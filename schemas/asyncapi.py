@@ -40,9 +40,7 @@ def _channels() -> Document:
             "Records that no row can be made of, byte for byte as they came; their headers say why and from where.",
         ),
         "events": _channel("{prefix}.{pool}.events", "CloudEvent", "Terminal states of jobs. Key: the job_id."),
-        "control": _channel(
-            "{prefix}.{pool}.control", "Cancellation", "Cancellations (planned, nothing listens yet). Key: the tenant."
-        ),
+        "control": _channel("{prefix}.{pool}.control", "Cancellation", "Cancellations. Key: the tenant."),
     }
 
 
@@ -62,7 +60,7 @@ def _operations() -> Document:
             "receive", "jobs", "JobRequest", "Takes a job; it ends in one row or as a dead record."
         ),
         "receiveCancellation": _operation(
-            "receive", "control", "Cancellation", "Takes the cancellation of one job; planned, nothing listens yet."
+            "receive", "control", "Cancellation", "Cancels one job, or remembers to when it comes."
         ),
         "sendEvent": _operation("send", "events", "CloudEvent", "Says that a job's row is committed, after it is."),
         "sendDeadRecord": _operation("send", "dead", "DeadRecord", "Sets a record aside that is no valid job."),

@@ -90,7 +90,7 @@ ERROR_SENTENCES: dict[ErrorCode, str] = {
     ErrorCode.LIMIT_EXCEEDED: "The tenant's limit leaves no room for this job (planned).",
     ErrorCode.DEADLINE_EXCEEDED: "The deadline passed before the job was started.",
     ErrorCode.TIMEOUT: "The job ran longer than its timeout_ms.",
-    ErrorCode.CANCELLED: "The job was cancelled on request (planned).",
+    ErrorCode.CANCELLED: "The job was cancelled on request.",
     ErrorCode.ENGINE_ERROR: "The engine failed on this job as often as its attempts allow.",
     ErrorCode.RESULT_TOO_LARGE: "The output is larger than LORAQ_MAX_RESULT_BYTES.",
 }

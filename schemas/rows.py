@@ -36,7 +36,9 @@ class JobRow(Row):
         description="Stable error code, null unless the job failed, was cancelled or expired."
     )
     error_message: str | None = Field(description="A sentence that names the culprit and what to do.")
-    attempts: int = Field(description="How often the job was handed to an engine.")
+    attempts: int = Field(
+        description="Attempts charged to the job: handings to an engine, save those that ended with others in it."
+    )
     accepted_on: date = Field(description="Day (UTC) of acceptance by the database clock; the partition key.")
     accepted_at: AwareDatetime = Field(description="When a worker first recorded the job.")
     started_at: AwareDatetime | None = Field(description="When the newest attempt began.")

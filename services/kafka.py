@@ -76,6 +76,8 @@ def _sasl_options(settings: Settings) -> dict[str, Any]:
 def job_consumer(settings: Settings, *, client_id: str = "loraq-worker", max_poll_records: int = 500) -> Any:
     """A consumer in the pool's group, not yet subscribed or started; values are bytes, offsets move only by commit.
 
+    Where there is no position, or none that exists, polling raises: no reset goes unnoticed (`positions.py`).
+
     Ranges keep partition i of every lane with one member, so an adapter's jobs meet the same caches.
     """
     session_ms = round(settings.kafka_session_timeout_s * 1000)
@@ -84,7 +86,7 @@ def job_consumer(settings: Settings, *, client_id: str = "loraq-worker", max_pol
         client_id=client_id,
         group_id=settings.consumer_group,
         enable_auto_commit=False,
-        auto_offset_reset="earliest",
+        auto_offset_reset="none",
         isolation_level="read_committed",
         partition_assignment_strategy=(RangePartitionAssignor,),
         session_timeout_ms=session_ms,
@@ -92,6 +94,38 @@ def job_consumer(settings: Settings, *, client_id: str = "loraq-worker", max_pol
         rebalance_timeout_ms=round(max(REBALANCE_TIMEOUT_S, settings.kafka_session_timeout_s) * 1000),
         max_poll_records=max_poll_records,
     )
+
+
+def control_consumer(settings: Settings) -> Any:
+    """A consumer of the whole control topic from its earliest record on, outside any group, not yet started."""
+    return AIOKafkaConsumer(
+        settings.control_topic,
+        **client_options(settings),
+        client_id="loraq-control",
+        group_id=None,
+        auto_offset_reset="earliest",
+        isolation_level="read_committed",
+    )
+
+
+async def commits_of(consumer: Any, partitions: list[Any]) -> dict[Any, tuple[int, str]]:
+    """Committed position and metadata of those partitions that have one; waits for as long as the broker is away."""
+    coordinator = consumer._coordinator  # noqa: SLF001  # the library's own `committed` leaves the metadata out
+    return dict(await coordinator.fetch_committed_offsets(partitions))
+
+
+def reading_of(consumer: Any, partition: Any) -> tuple[int | None, int | None]:
+    """Position of the next fetch, and the end of what may be read; None while unknown.
+
+    Transactions' markers are passed over by the position without a record, and nothing past the last stable offset
+    is handed out.
+    """
+    subscription = consumer._subscription.subscription  # noqa: SLF001  # the library's own `position` waits for one
+    assignment = subscription.assignment if subscription else None
+    if assignment is None or partition not in assignment.tps:
+        return None, None
+    state = assignment.state_value(partition)
+    return (state.position if state.has_valid_position else None), state.lso
 
 
 async def leave(consumer: Any) -> None:

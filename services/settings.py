@@ -105,6 +105,24 @@ class Settings(BaseSettings):
     lease_s: Positive = Field(15.0, description="Seconds that a taken job belongs to its worker without renewal.")
     default_timeout_s: Positive = Field(600.0, description="Running time of a job that names none, seconds.")
     drain_s: Positive = Field(20.0, description="Grace for running jobs after SIGTERM, seconds.")
+    park_after_s: float = Field(
+        5.0,
+        gt=0,
+        le=3600,
+        description="Wait in memory for an adapter's load or another worker's lease before a job is parked, seconds.",
+    )
+    retry_delay_s: float = Field(
+        1.0, ge=0, le=60, description="Wait before a job's second attempt, doubled for each further one, seconds."
+    )
+    cancellation_retention_days: int = Field(
+        14, ge=1, le=365, description="Days that a cancellation is remembered for a job not yet seen."
+    )
+    revoke_drain_s: float = Field(
+        2.0, ge=0, le=30, description="Wait for running jobs before partitions may go to another worker, seconds."
+    )
+    progress_timeout_s: float = Field(
+        120.0, ge=5, le=3600, description="Standstill with work to do after which a worker ends itself, seconds."
+    )
     max_result_bytes: int = Field(1 * MIB, ge=1024, description="Largest output text, bytes of UTF-8.")
     require_signed_jobs: bool = Field(False, description="Refuse records without a valid loraq-signature header.")
     breaker_min_jobs: int = Field(

@@ -59,3 +59,4 @@ comment on table loraq.parked_jobs is 'Private. Requests of jobs that wait for l
 comment on column loraq.parked_jobs.due_at is 'When a worker may look at the job again; pushed on while a lease is live.';
 comment on table loraq.cancellations is 'Private. Cancellations by job, kept for LORAQ_CANCELLATION_RETENTION_DAYS.';
 comment on function loraq.cancel_job is 'Cancels a job, or remembers to; returns the state that it was found in, or unseen.';
+comment on column loraq.jobs.attempts is 'Attempts charged to the job: handings to an engine, save those that ended with others in it.';

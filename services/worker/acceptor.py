@@ -14,7 +14,7 @@ from services.secrets import SecretBox
 from services.worker.dead_letters import DeadLetters
 from services.worker.decisions import Conflict, Decision, Ended, Leased, MayStart, Taken
 from services.worker.held import Held
-from services.worker.jobs import Candidate, Job, Outcome, Record, Rejection, failed
+from services.worker.jobs import Candidate, Job, Outcome, Record, Rejection, cancelled, failed
 from services.worker.ledger import Ledger
 from services.worker.persist import Persistence, isolate
 from services.worker.records import TenantKey, authenticate, parse
@@ -36,12 +36,14 @@ class Refused:
 class Handoff:
     """Where jobs go from here: those that can run, and those that ended before they could.
 
-    `starter` answers, one job at a time, whether the engine would take another at once.
+    `starter` answers, one job at a time, whether the engine would take another at once. `keep` takes a delivery whose
+    job another worker has had for long; False for one that should wait here.
     """
 
     run: Callable[[Sequence[Job]], None]
     finish: Callable[[Outcome], None]
     starter: Callable[[], MayStart]
+    keep: Callable[[Candidate], bool]
 
 
 class TenantKeys:
@@ -203,10 +205,12 @@ class Acceptor:
             case Ended():
                 telemetry.JOBS_DUPLICATE.labels(lane=candidate.record.lane).inc()
                 self._ledger.finish(candidate.record.place)
-            case Leased(left_s):
+            case Leased(left_s) if not self._handoff.keep(candidate):
                 self._leased.append((time.monotonic() + min(left_s + 0.01, MAX_RECHECK_S), candidate))
             case Conflict():
                 self._conflict(candidate)
+            case Leased():
+                pass
             case Refused(reason):
                 self._dead_letters.put(Rejection(candidate.record, ErrorCode.INVALID_MESSAGE, reason))
         return None
@@ -215,9 +219,12 @@ class Acceptor:
         job = Job(candidate, taken.grant, time.monotonic(), [candidate.record.place], attempts=taken.grant.attempts)
         job.counted = taken.counted
         self._held.add(job)
-        if taken.doom is None:
+        if taken.cancelled:
+            self._handoff.finish(cancelled(job))
+        elif taken.doom is not None:
+            self._handoff.finish(failed(job, taken.doom.code, taken.doom.message))
+        else:
             return job
-        self._handoff.finish(failed(job, taken.doom.code, taken.doom.message))
         return None
 
     def _conflict(self, candidate: Candidate) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -11,9 +12,11 @@ from schemas.common import ErrorCode
 from services import telemetry
 from services.errors import PermanentError, RetryableError
 from services.registry.adapters import AdapterVersion
-from services.worker.backlog import BASE_GROUP, Backlog
+from services.worker.backlog import BASE_GROUP, Backlog, Waiting
 from services.worker.bridge import EngineLostError
 from services.worker.jobs import Job, Outcome, failed
+from services.worker.parking_store import Ticket
+from services.worker.patience import recheck_delay_s
 from services.worker.residency import Residency
 
 MAX_LOADS = 4
@@ -41,8 +44,28 @@ class LoadsAdapters(Protocol):
         """Drop it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Seconds that a job waits for its adapter: in memory while it is being loaded, and in all."""
+
+    park_after_s: float
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Whom adapters tell: a job ended; one waits too long to stay here; what became of an adapter is known; jobs of
+    another group may start; a defect."""
+
+    finish: Callable[[Outcome], None]
+    park: Callable[[Ticket], None]
+    known: Callable[[str], None]
+    opened: Callable[[], None]
+    crashed: Callable[[BaseException], None]
+
+
 class Adapters:
-    """Owner of the adapters in the engine. `opened` is called when jobs of another group may start."""
+    """Owner of the adapters in the engine."""
 
     def __init__(
         self,
@@ -50,19 +73,16 @@ class Adapters:
         engine: LoadsAdapters,
         backlog: Backlog[Job],
         budget_bytes: int,
-        load_timeout_s: float,
-        finish: Callable[[Outcome], None],
-        opened: Callable[[], None],
-        crashed: Callable[[BaseException], None],
+        waits: Waits,
+        tell: Tell,
     ) -> None:
         self._stager = stager
         self._engine = engine
         self._backlog = backlog
         self._residency = Residency(budget_bytes)
-        self._load_timeout_s = load_timeout_s
-        self._finish = finish
-        self._opened = opened
-        self._crashed = crashed
+        self._waits = waits
+        self._tell = tell
+        self._began: dict[str, float] = {}
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._cold_since: dict[str, float] = {}
         self._trouble: dict[str, str] = {}
@@ -89,6 +109,7 @@ class Adapters:
         drain: set[str] = set()
         for group in cold:
             self._give_up_late(group, now)
+            self._park_long(group, now)
             if group not in self._residency and len(self._loads) < MAX_LOADS:
                 drain |= self._begin(group, now)
         self._drain(drain)
@@ -113,12 +134,13 @@ class Adapters:
             task = asyncio.create_task(self._load(adapter), name=f"load {group[:12]}")
             task.add_done_callback(self._on_load_done)
             self._loads[group] = task
+            self._began[group] = now
         return set(room.drain)
 
     def _on_load_done(self, task: asyncio.Task[None]) -> None:
         """A load ends by itself whatever happens to the adapter; an error that gets here is a defect."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._crashed(error)
+            self._tell.crashed(error)
 
     def _evict(self, digest: str) -> None:
         telemetry.ADAPTER_EVICTIONS.labels(tier="host").inc()
@@ -151,6 +173,8 @@ class Adapters:
         finally:
             if self._loads.get(adapter.digest) is asyncio.current_task():
                 del self._loads[adapter.digest]
+                del self._began[adapter.digest]
+                self._tell.known(adapter.digest)
 
     async def _load_often(self, adapter: AdapterVersion) -> int:
         """Fetch and load until it works or every job that wanted it has given up."""
@@ -193,30 +217,44 @@ class Adapters:
 
     def _open(self, digest: str) -> None:
         self._backlog.open(digest)
-        self._opened()
+        self._tell.opened()
 
     def _fail(self, adapter: AdapterVersion, reason: str) -> None:
         """End every job that waits for it: the next one will try again."""
         reason = f"adapter '{adapter.name}@{adapter.version}' cannot be loaded: {reason}"
         _log.warning("Adapter cannot be loaded", action="adapter_load_failed", digest=adapter.digest, reason=reason)
         for job in self._backlog.remove(lambda job: job.group == adapter.digest):
-            self._finish(failed(job, ErrorCode.ADAPTER_LOAD_FAILED, reason))
+            self._tell.finish(failed(job, ErrorCode.ADAPTER_LOAD_FAILED, reason))
 
     def _give_up_late(self, group: str, now: float) -> None:
-        begun = now - self._load_timeout_s
-        if self._cold_since[group] > begun:
-            return
-        late = {waiting.job.key for waiting in self._backlog.waiting_in(group) if waiting.since < begun}
+        waiting_in = self._backlog.waiting_in(group)
+        late = {each.job.key for each in waiting_in if self._cold_for(each, now) > self._waits.timeout_s}
         if not late:
             return
         trouble = self._trouble.get(group)
         for job in self._backlog.remove(lambda job: job.key in late):
             adapter = job.grant.adapter
             assert adapter is not None
-            bound = f"{self._load_timeout_s:g} s (LORAQ_ADAPTER_LOAD_TIMEOUT_S)"
+            bound = f"{self._waits.timeout_s:g} s (LORAQ_ADAPTER_LOAD_TIMEOUT_S)"
             message = f"adapter '{adapter.name}@{adapter.version}' did not arrive within {bound}"
             code = ErrorCode.ADAPTER_LOAD_TIMEOUT
-            self._finish(failed(job, code, f"{message}: {trouble}" if trouble else message))
+            self._tell.finish(failed(job, code, f"{message}: {trouble}" if trouble else message))
+
+    def _cold_for(self, waiting: Waiting[Job], now: float) -> float:
+        """Seconds that a job has waited for its adapter, being parked included."""
+        job = waiting.job
+        return now - (max(waiting.since, self._cold_since[job.group]) if job.cold_since is None else job.cold_since)
+
+    def _park_long(self, group: str, now: float) -> None:
+        """While a load takes long its jobs stand in nobody's way; one that waits for room waits here for its turn."""
+        began = self._began.get(group)
+        if began is None or now - began < self._waits.park_after_s:
+            return
+        cold_for_s = {each.job.key: self._cold_for(each, now) for each in self._backlog.waiting_in(group)}
+        for job in self._backlog.remove(lambda job: job.group == group):
+            waited_s = cold_for_s[job.key]
+            delay_s = recheck_delay_s(waited_s, self._waits.timeout_s)
+            self._tell.park(Ticket(job, "adapter", delay_s, waited_s))
 
     def forget(self, digest: str) -> None:
         """The engine says that it does not have it: load it again for the jobs that wait."""
@@ -229,6 +267,7 @@ class Adapters:
         for task in self._loads.values():
             task.cancel()
         self._loads.clear()
+        self._began.clear()
         for digest in self._residency.digests():
             self._backlog.close(digest)
             self._release(digest)

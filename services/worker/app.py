@@ -6,12 +6,13 @@ import gc
 import os
 import socket
 from collections.abc import Coroutine, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from engine import EngineConfig, EngineError
 from services import kafka, telemetry
-from services.database import Pool, open_pool
+from services.database import Pool, listen, open_pool
 from services.errors import ConfigError
 from services.lifecycle import Lifecycle
 from services.objectstore import ObjectStore, open_store
@@ -20,20 +21,28 @@ from services.secrets import SecretBox
 from services.settings import Settings
 from services.staging import Stager
 from services.worker.acceptor import Acceptor, Handoff, TenantKeys
-from services.worker.adapters import Adapters
+from services.worker.adapters import Adapters, Tell, Waits
 from services.worker.backlog import Backlog
 from services.worker.breaker import BreakerLimits
 from services.worker.bridge import EngineBridge, EngineSpec, Listener
+from services.worker.cancellation import CHANNEL, Cancellations, CancellationStore, Reach
 from services.worker.completer import Completer
 from services.worker.consumer import JobConsumer
+from services.worker.consumer import Listener as ConsumerListener
+from services.worker.control import ControlReader
 from services.worker.dead_letters import DeadLetters
 from services.worker.engine_process import REAL_ENGINE
 from services.worker.guard import Guard
+from services.worker.handover import Handover
 from services.worker.held import Held
 from services.worker.jobs import Job, JobKey, Outcome, Rejection
 from services.worker.leases import LeaseKeeper
 from services.worker.ledger import Ledger
+from services.worker.parking import Parking, Ways
+from services.worker.parking_store import ParkingStore, Ticket
+from services.worker.patience import retry_delay_s
 from services.worker.persist import Persistence
+from services.worker.progress import watch_progress
 from services.worker.protocol import Done
 from services.worker.runner import Desk, Limits, Runner
 from services.worker.store import JobStore
@@ -112,17 +121,39 @@ class Worker:
             self.engine,
             self.backlog,
             settings.host_cache_bytes,
-            settings.adapter_load_timeout_s,
-            finish=self._finish,
-            opened=self._wake_runner,
-            crashed=life.fail,
+            Waits(settings.park_after_s, settings.adapter_load_timeout_s),
+            Tell(self._finish, self._park, self._adapter_known, self._wake_runner, life.fail),
         )
         self.runner = Runner(
-            _limits(settings), self.backlog, self.engine, self.adapters, Desk(self._start, self._finish, self._stale)
+            _limits(settings),
+            self.backlog,
+            self.engine,
+            self.adapters,
+            Desk(self._start, self._finish, self._stale, self._retry),
         )
         self.dead_letters = DeadLetters(settings, self.ledger, life.health, self._on_rejected)
         box = SecretBox(settings.secret_key) if settings.require_signed_jobs else None
         keys = TenantKeys(self.store, box)
+        remembered = CancellationStore(pool)
+        self.cancellations = Cancellations(
+            remembered,
+            self.persistence,
+            self.held,
+            Reach(self.runner.drop, self._finish),
+            settings.poll_interval_s,
+            timedelta(days=settings.cancellation_retention_days),
+        )
+        self.control = ControlReader(settings, remembered, self.persistence, keys.of, self._on_control)
+        self.parking = Parking(
+            ParkingStore(pool, self.store, settings.pool, name, settings.lease_s),
+            self.persistence,
+            self.ledger,
+            self.held,
+            Ways(self._run_parked, self._finish, self._stale, self.runner.drop, self.runner.suspects.fresh),
+            lambda: self.consumer.spare() if self.engine.ready else ([], 0),
+            settings.poll_interval_s,
+            settings.park_after_s,
+        )
         self.acceptor = Acceptor(
             self.store,
             self.persistence,
@@ -130,15 +161,19 @@ class Worker:
             self.ledger,
             self.held,
             self.dead_letters,
-            Handoff(self.runner.add, self._finish, self.runner.starter),
+            Handoff(self.runner.add, self._finish, self.runner.starter, self.parking.keep),
             cluster_id=cluster_id,
             require_signature=settings.require_signed_jobs,
         )
         self.completer = Completer(
             self.store, self.persistence, objects, self.ledger, self.held, settings.pool, self._stale
         )
+        handover = Handover(self.held, settings.revoke_drain_s)
         self.consumer = JobConsumer(
-            settings, self.ledger, self.held.count, self.acceptor.receive, assigned=self._on_assigned
+            settings,
+            self.ledger,
+            self.held.count,
+            ConsumerListener(self.acceptor.receive, self._on_assigned, handover.drained, self.held.displace),
         )
         self.guard = Guard(
             _breaker_limits(settings),
@@ -193,6 +228,23 @@ class Worker:
         self.guard.ended(outcome)
         self.completer.submit(outcome)
 
+    def _park(self, ticket: Ticket) -> None:
+        self.parking.park(ticket)
+
+    def _adapter_known(self, digest: str) -> None:
+        self.parking.hurry(digest)
+
+    def _retry(self, job: Job) -> None:
+        delay_s = retry_delay_s(job.attempts, self._settings.retry_delay_s)
+        self.parking.park(Ticket(job, "retry", delay_s))
+
+    async def _run_parked(self, jobs: Sequence[Job]) -> None:
+        self.runner.add(await self.cancellations.screen(jobs))
+
+    def _on_control(self) -> None:
+        self.cancellations.wake()
+        self.parking.wake()
+
     def _stale(self, job: Job) -> None:
         self.leases.surrender(job)
 
@@ -238,6 +290,16 @@ class Worker:
             "complete": self.completer.run(),
             "leases": self.leases.run(),
             "guard": self.guard.run(),
+            "parking": self.parking.run(),
+            "cancellations": self.cancellations.run(),
+            "cancellations wake": listen(self._settings, CHANNEL, self._on_control),
+            "cancellations age": self.cancellations.forget_often(),
+            "control": self.control.run(),
+            "progress": watch_progress(
+                self.consumer.progress,
+                partial(kafka.check_reachable, self._settings),
+                self._settings.progress_timeout_s,
+            ),
         }
 
     async def _drain(self) -> None:
@@ -249,7 +311,7 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WRITES_S):
                 await self.completer.flushed()
-                await self.consumer.commit()
+                await self.consumer.commit(urgent=True)
                 await self.leases.release(list(self.held))
         _log.info("Drained", action="drained", left=len(self.held))
 

@@ -1,19 +1,32 @@
-"""Records in, positions out: polls without pause, pauses partitions under pressure, commits the finished prefix."""
+"""Records in, positions out: polls without pause, pauses partitions under pressure, commits what is finished."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import CommitFailedError, ConsumerStoppedError, IllegalStateError, KafkaError
+from aiokafka.errors import (
+    CommitFailedError,
+    ConsumerStoppedError,
+    IllegalStateError,
+    KafkaError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+)
 
 from schemas.common import Lane
 from services import kafka, telemetry
 from services.errors import ServiceError
 from services.settings import Settings
+from services.watchdog import Part
 from services.worker import header_names
+from services.worker.commits import Commits
 from services.worker.jobs import Record
 from services.worker.ledger import Ledger, Partition
+from services.worker.positions import Positions
+from services.worker.pressure import Pressure
 from services.worker.records import record_of
 
 POLL_MS = 100
@@ -24,60 +37,32 @@ ERROR_PAUSE_S = 1.0
 _log = telemetry.get_logger()
 
 
-class Pressure:
-    """Which lanes are paused. A lane that reached its bound is paused until it is down to half of it."""
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Whom the consumer tells and asks: fresh records; a new assignment; wait, within a budget, for the jobs that
+    run of partitions that may go; forget where the jobs of a partition stand."""
 
-    def __init__(self, bound: int) -> None:
-        self._widest = bound
-        self.bound = bound
-        self._full: set[Lane] = set()
-        self._reasons: set[str] = set()
-
-    def pause(self, reason: str) -> None:
-        """Pause every lane for as long as the reason stands."""
-        self._reasons.add(reason)
-
-    def resume(self, reason: str) -> None:
-        """The reason no longer stands."""
-        self._reasons.discard(reason)
-
-    def narrow(self, bound: int | None) -> None:
-        """Let a lane hold no more than that many jobs for now; None for as many as ever."""
-        self.bound = self._widest if bound is None else max(1, min(bound, self._widest))
-
-    def paused(self, lane: Lane, num_held: int) -> bool:
-        """Whether the lane, with that many jobs in memory, takes no more."""
-        if num_held >= self.bound:
-            self._full.add(lane)
-        elif num_held <= self.bound // 2:
-            self._full.discard(lane)
-        return bool(self._reasons) or lane in self._full
-
-    def room(self, num_held: int) -> int:
-        """How many more records a lane may take."""
-        return max(0, self.bound - num_held)
+    receive: Callable[[list[Record]], None]
+    assigned: Callable[[], None]
+    drained: Callable[[frozenset[Partition]], Awaitable[None]]
+    displaced: Callable[[Partition], None]
 
 
 class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the library is untyped
-    """Owner of the Kafka consumer. `receive` gets fresh records; `assigned` hears of a new assignment."""
+    """Owner of the Kafka consumer."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        ledger: Ledger,
-        num_held: Callable[[Lane], int],
-        receive: Callable[[list[Record]], None],
-        assigned: Callable[[], None],
-    ) -> None:
+    def __init__(self, settings: Settings, ledger: Ledger, num_held: Callable[[Lane], int], listener: Listener) -> None:
         self._settings = settings
         self._ledger = ledger
         self._num_held = num_held
-        self._receive = receive
-        self._assigned = assigned
+        self._listener = listener
         self._lanes = {settings.jobs_topic(lane): lane for lane in settings.lanes}
         self.pressure = Pressure(max(1, settings.max_backlog_jobs // len(self._lanes)))
         self._kafka = kafka.job_consumer(settings)
+        self._positions = Positions(self._kafka, ledger)
+        self._commits = Commits(ledger)
         self._commit_lock = asyncio.Lock()
+        self._polls = 0
         self.settled = False
 
     async def start(self) -> None:
@@ -105,48 +90,53 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
             except (KafkaError, OSError, UnicodeDecodeError) as error:
                 await self._recover(error)
                 continue
-            for messages in batches.values():
-                self._take(messages)
+            self._polls += 1
+            for partition, messages in batches.items():
+                self._take(partition, messages)
 
     async def _recover(self, error: Exception) -> None:
         """Say what went wrong, and take again what the library had in hand: it forgets that when it fails."""
-        if isinstance(error, UnicodeDecodeError):
-            header_names.tolerate()
-            _log.warning("A header's name is not UTF-8", action="header_name_mended", reason=str(error))
-        else:
-            reason = str(kafka.translated(error, self._settings))
-            telemetry.alarm(_log, "Records cannot be taken", action="poll_failed", reason=reason)
-            await asyncio.sleep(ERROR_PAUSE_S)
+        match error:
+            case UnicodeDecodeError():
+                header_names.tolerate()
+                _log.warning("A header's name is not UTF-8", action="header_name_mended", reason=str(error))
+            case OffsetOutOfRangeError():
+                for partition in await self._positions.restart(error.args[0]):
+                    self._listener.displaced(partition)
+            case NoOffsetForPartitionError():
+                pass  # a new pool: it begins with the earliest record
+            case _:
+                reason = str(kafka.translated(error, self._settings))
+                telemetry.alarm(_log, "Records cannot be taken", action="poll_failed", reason=reason)
+                await asyncio.sleep(ERROR_PAUSE_S)
         while True:
-            if await self._rewound():
+            if await self._positions.rewind():
                 return
             await asyncio.sleep(ERROR_PAUSE_S)
 
-    async def _rewound(self) -> bool:
-        """Go back to the newest record that was handed out of each partition; False if that must be tried again."""
-        try:
-            for partition in self._kafka.assignment():
-                offset = self._ledger.next_offset(Partition(*partition))
-                if offset is None:
-                    offset = await self._kafka.committed(partition)
-                if offset is None:
-                    await self._kafka.seek_to_beginning(partition)
-                else:
-                    self._kafka.seek(partition, offset)
-        except IllegalStateError:
-            return False  # a rebalance came in between
-        except (KafkaError, OSError) as error:
-            _log.warning("Positions not found", action="rewind_failed", reason=str(error))
-            return False
-        return True
-
-    def _take(self, messages: Iterable[Any]) -> None:
+    def _take(self, partition: TopicPartition, messages: Sequence[Any]) -> None:
+        if Partition(*partition) not in self._ledger.partitions:
+            self._untake(partition, messages)
+            return
         records = [record_of(message, self._lanes) for message in messages]
         fresh = [record for record in records if self._ledger.receive(record.place)]
         for record in fresh:
             telemetry.MESSAGES_CONSUMED.labels(lane=record.lane).inc()
         if fresh:
-            self._receive(fresh)
+            self._listener.receive(fresh)
+
+    def _untake(self, partition: TopicPartition, messages: Sequence[Any]) -> None:
+        """Records that came before it was known which of them are finished come again."""
+        try:
+            self._kafka.seek(partition, messages[0].offset)
+        except IllegalStateError:
+            return  # it is another worker's by now
+
+    def spare(self) -> tuple[list[Lane], int]:
+        """Lanes that may take parked jobs, and how many each."""
+        spare = {lane: self.pressure.spare(self._num_held(lane)) for lane in self._lanes.values()}
+        lanes = [lane for lane, count in spare.items() if count]
+        return lanes, min((spare[lane] for lane in lanes), default=0)
 
     def _held(self, lane: Lane) -> int:
         return max(self._num_held(lane), self._ledger.num_open(self._settings.jobs_topic(lane)))
@@ -160,7 +150,8 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
         """Pause and resume partitions as lanes fill and empty; a rebalance has un-paused them all."""
         assigned, paused = self._kafka.assignment(), self._kafka.paused()
         full = {topic for topic, lane in self._lanes.items() if self.pressure.paused(lane, self._held(lane))}
-        wanted = {partition for partition in assigned if partition.topic in full}
+        open_to = self._ledger.partitions - self._commits.crowded
+        wanted = {each for each in assigned if each.topic in full or Partition(*each) not in open_to}
         if wanted - paused:
             self._kafka.pause(*(wanted - paused))
         if paused - wanted:
@@ -168,21 +159,25 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
         telemetry.PARTITIONS_PAUSED.set(len(wanted))
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Commit what is finished while these are still ours, then forget them."""
-        await self.commit()
+        """Let what runs end within its budget, commit what is finished while these are still ours, and let go."""
+        partitions = frozenset(Partition(*partition) for partition in revoked)
+        await self._listener.drained(partitions)
+        await self.commit(urgent=True)
         self.settled = False
-        self._ledger.revoke(Partition(*partition) for partition in revoked)
+        self._ledger.revoke(partitions)
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """Start afresh with these; their uncommitted records come again."""
-        partitions = [Partition(*partition) for partition in assigned]
-        self._ledger.assign(partitions)
+        """Start afresh with these: uncommitted records come again, and those that are finished are passed over."""
+        self._apply_pressure()  # none may come before it is known which are finished
+        assigned = list(assigned)
+        told = await self._positions.begin(assigned)
+        self._ledger.assign([Partition(*partition) for partition in assigned], told)
         self.settled = True
         self._apply_pressure()
         telemetry.REBALANCES.inc()
-        telemetry.PARTITIONS_ASSIGNED.set(len(partitions))
-        _log.info("Partitions assigned", action="assigned", partitions=len(partitions))
-        self._assigned()
+        telemetry.PARTITIONS_ASSIGNED.set(len(assigned))
+        _log.info("Partitions assigned", action="assigned", partitions=len(assigned))
+        self._listener.assigned()
 
     async def commit_often(self) -> None:
         """Commit the finished prefix for ever."""
@@ -198,14 +193,13 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
                 gauge = telemetry.CONSUMER_LAG.labels(topic=partition.topic, partition=str(partition.partition))
                 gauge.set(end - position)
 
-    async def commit(self) -> bool:
+    async def commit(self, *, urgent: bool = False) -> bool:
         """Commit what is due, with a bounded wait; False if it could not be done now and will be tried again."""
         async with self._commit_lock:
-            assigned = self._kafka.assignment()
-            due = {place: position for place, position in self._ledger.due().items() if place in assigned}
+            due = self._commits.due(time.monotonic(), self._kafka.assignment(), urgent=urgent)
             if not due:
                 return True
-            offsets = {TopicPartition(*partition): position for partition, position in due.items()}
+            offsets = {TopicPartition(*place): (commit.position, commit.metadata) for place, commit in due.items()}
             try:
                 async with asyncio.timeout(COMMIT_TIMEOUT_S):
                     await self._kafka.commit(offsets)
@@ -215,5 +209,15 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
                 reason = str(kafka.translated(error, self._settings))
                 _log.warning("Positions not committed", action="commit_failed", reason=reason)
                 return False
-            self._ledger.committed(due)
+            self._commits.done(due, time.monotonic())
             return True
+
+    def progress(self) -> dict[str, Part]:
+        """Whether polling and each partition move, for the watchdog."""
+        parts = {"polling": Part(has_work=True, moved=self._polls)}
+        paused = self._kafka.paused()
+        for partition in self._kafka.assignment():
+            position, end = kafka.reading_of(self._kafka, partition)
+            has_work = partition not in paused and position is not None and end is not None and position < end
+            parts[f"partition {partition.topic}/{partition.partition}"] = Part(has_work, position)
+        return parts

@@ -17,7 +17,7 @@ MayStart: TypeAlias = Callable[[AdapterVersion | None], bool]
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The job is ours. With `doom` it cannot run, and ends as failed for that reason.
+    """The job is ours. With `doom` it cannot run, and ends as failed for that reason; it may be `cancelled` already.
 
     `counted`: it is marked as running, and the attempt that comes is counted already.
     """
@@ -25,11 +25,12 @@ class Taken:
     grant: Grant
     doom: JobError | None
     counted: bool = False
+    cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The job is terminal already: the delivery is a duplicate."""
+    """The job is terminal already, or parked with its request: the record is not needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,9 @@ class Leased:
 Decision: TypeAlias = Taken | Ended | Conflict | Leased
 
 
+SETTLED_STATES = TERMINAL_STATES | {JobState.PARKED}
+
+
 def never(_adapter: AdapterVersion | None) -> bool:
     """No job is started with its taking."""
     return False
@@ -58,6 +62,6 @@ def early_decision(candidate: Candidate, row: Row | None) -> Decision | None:
         return None
     if row["fingerprint"] != candidate.fingerprint:
         return Conflict()
-    if JobState(row["state"]) in TERMINAL_STATES:
+    if JobState(row["state"]) in SETTLED_STATES:
         return Ended()
     return Leased(row["lease_left_s"]) if row["lease_left_s"] else None

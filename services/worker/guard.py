@@ -16,9 +16,9 @@ from services.lifecycle import Health
 from services.signing import SIGNATURE_HEADER, signature
 from services.validation import said_by
 from services.worker.breaker import Breaker, BreakerLimits, BreakerState
-from services.worker.consumer import Pressure
 from services.worker.jobs import Outcome, Rejection
 from services.worker.persist import Persistence
+from services.worker.pressure import Pressure
 from services.worker.records import TenantKey
 
 TICK_S = 0.25

@@ -46,5 +46,20 @@ class Held:
         return [
             job
             for job in self._jobs.values()
-            if job.phase is Phase.WAITING and all(place.partition not in assigned for place in job.places)
+            if job.phase is Phase.WAITING
+            and job.places
+            and all(place.partition not in assigned for place in job.places)
         ]
+
+    def running_in(self, partitions: Collection[Partition]) -> list[Job]:
+        """Jobs with a record in one of these partitions that are past waiting."""
+        return [
+            job
+            for job in self._jobs.values()
+            if job.phase is not Phase.WAITING and any(place.partition in partitions for place in job.places)
+        ]
+
+    def displace(self, partition: Partition) -> None:
+        """Offsets of this partition mean other records from now on: no job stands there any more."""
+        for job in self._jobs.values():
+            job.places = [place for place in job.places if place.partition != partition]

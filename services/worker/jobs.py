@@ -13,6 +13,7 @@ from services.registry.adapters import AdapterVersion
 from services.worker.backlog import BASE_GROUP
 from services.worker.ledger import Place
 from services.worker.protocol import Finished
+from services.worker.suspects import NO_TRIAL
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -95,7 +96,9 @@ class Phase(Enum):
 class Job:
     """A job that this worker holds. Times are monotonic seconds.
 
-    `counted`: the database counts its next attempt already, which `attempts` does not.
+    `counted`: the database counts its next attempt already, which `attempts` does not. `places` is empty for one that
+    was parked: its records are done with. `cold_since` is since when it waits for its adapter, being parked included;
+    None unless it was parked for that. With a `trial` it runs only beside the jobs of that trial.
     """
 
     candidate: Candidate
@@ -106,8 +109,9 @@ class Job:
     attempts: int = 0
     started_at: float | None = None
     load_s: float = 0.0
-    alone: bool = False
+    trial: int = NO_TRIAL
     counted: bool = False
+    cold_since: float | None = None
 
     @property
     def key(self) -> JobKey:
@@ -153,6 +157,13 @@ class Outcome:
 def failed(job: Job, code: ErrorCode, message: str, finished: Finished | None = None) -> Outcome:
     """The job ends as failed."""
     return Outcome(job, JobState.FAILED, JobError(code=code, message=message), finished)
+
+
+def cancelled(job: Job) -> Outcome:
+    """Somebody asked for the job to be cancelled before it ended."""
+    return Outcome(
+        job, JobState.CANCELLED, JobError(code=ErrorCode.CANCELLED, message="the job was cancelled on request")
+    )
 
 
 def expired(job: Job) -> Outcome:

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +20,7 @@ from services.worker.decisions import MayStart
 from services.worker.jobs import Job, JobKey, Outcome, Phase, expired, failed
 from services.worker.meters import count_started
 from services.worker.protocol import Done, Finished, Refused
+from services.worker.suspects import NO_TRIAL, Suspects
 
 TICK_S = 0.1
 _SCALARS = tuple(name for name in Sampling.model_fields if name != "stop")
@@ -39,15 +39,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """Whom the runner asks and tells: mark jobs as started, take an outcome, take a job that is another worker's."""
+    """Whom the runner asks and tells: mark jobs as started, take an outcome, take a job that is another worker's, bring
+    a job back for its next attempt after a while."""
 
     start: Callable[[Sequence[Job]], Awaitable[dict[JobKey, int]]]
     finish: Callable[[Outcome], None]
     stale: Callable[[Job], None]
+    retry: Callable[[Job], None]
 
 
 class Runner:
-    """Owner of the jobs in the engine. A job that may have broken the engine spends its last attempt alone in it."""
+    """Owner of the jobs in the engine. Which of them ended it is found by `suspects`, in trials without others."""
 
     def __init__(
         self, limits: Limits, backlog: Backlog[Job], engine: EngineBridge, adapters: Adapters, desk: Desk
@@ -59,7 +61,8 @@ class Runner:
         self._desk = desk
         self._running: dict[str, Job] = {}
         self._starting = 0
-        self._suspects: deque[Job] = deque()
+        self.suspects = Suspects[Job](lambda job: job.trial)
+        self._on_trial = False
         self._generation = 0
         self._ids = itertools.count(1)
         self._wake = asyncio.Event()
@@ -75,6 +78,7 @@ class Runner:
         """Queue jobs that were just taken."""
         now = time.monotonic()
         for job in jobs:
+            self._set_apart(job)
             self._backlog.add(job, job.lane, job.group, now)
         self._adapters.plan(now)
         self._wake.set()
@@ -86,7 +90,7 @@ class Runner:
     def starter(self) -> MayStart:
         """Answers for one job after another whether it would start at once: for as many as fit with those that wait."""
         fits = self._limits.capacity - self.num_running - len(self._backlog)
-        room = iter(range(fits if self._may_take() and not self._suspects else 0))
+        room = iter(range(fits if self._may_take() and not self.suspects else 0))
 
         def may_start(adapter: AdapterVersion | None) -> bool:
             group = adapter.digest if adapter else BASE_GROUP
@@ -118,30 +122,35 @@ class Runner:
         """What the engine can start now; suspects wait until it is empty, and have it for themselves."""
         if not self._may_take():
             return []
-        if not self._suspects and (jobs := self._backlog.take(self._limits.capacity - len(self._running))):
+        if not self.suspects and (jobs := self._backlog.take(self._limits.capacity - len(self._running))):
             for job in jobs:
                 self._adapters.use(job)
-            self._suspects.extend(job for job in jobs if job.alone)
-            if neighbours := [job for job in jobs if not job.alone]:
+            self.suspects.add([job for job in jobs if job.trial])
+            if neighbours := [job for job in jobs if not job.trial]:
                 return neighbours
-        return [self._suspects.popleft()] if self._suspects and not self._running else []
+        self._on_trial = bool(self.suspects) and not self._running
+        return self.suspects.next_trial() if self._on_trial else []
 
     def _may_take(self) -> bool:
-        return self._engine.ready and not self._draining and not any(job.alone for job in self._running.values())
+        on_trial = self._on_trial and self.num_running
+        return self._engine.ready and not self._draining and not on_trial
 
     async def _start(self, jobs: list[Job]) -> None:
         for job in jobs:
             job.phase = Phase.RUNNING
         generation, self._starting = self._generation, len(jobs)
-        uncounted = [job for job in jobs if not job.counted]
+        uncounted = [job for job in jobs if not job.counted or job.request.deadline is not None]
         started = await self._desk.start(uncounted) if uncounted else {}
         self._starting = 0
         ready: list[Job] = []
         for job in jobs:
-            if job.counted:
-                ready.append(job)
+            if job.phase is not Phase.RUNNING:  # dropped meanwhile
+                if generation == self._generation:
+                    self._adapters.leave(job)
             elif job.key in started:
-                job.attempts = started[job.key]
+                job.attempts, job.counted = started[job.key], False
+                ready.append(job)
+            elif job.counted and job.request.deadline is None:
                 ready.append(job)
             else:
                 if generation == self._generation:
@@ -150,6 +159,8 @@ class Runner:
         if generation == self._generation:
             self._hand_over(ready)
         else:
+            for job in ready:
+                _excuse(job)
             self._put_back(ready, "engine_lost")
         self._left.set()
 
@@ -211,18 +222,21 @@ class Runner:
                 self._end(job, failed(job, ErrorCode.INVALID_MESSAGE, refused.reason))
             case "unknown_adapter":
                 self._adapters.forget(job.group)
-                self._retry(job, refused.reason)
+                if not self._ended(job, refused.reason):
+                    self._put_back([job], "engine_failed")
             case "failed":
                 self._adapters.leave(job)
-                self._retry(job, refused.reason)
+                if not self._ended(job, refused.reason):
+                    telemetry.JOBS_REQUEUED.labels(reason="engine_failed").inc()
+                    self._desk.retry(job)
 
-    def _retry(self, job: Job, reason: str) -> None:
-        """Back to the backlog while attempts are left; the last one is spent alone."""
-        if job.attempts >= self._limits.max_attempts:
-            message = f"the engine failed on this job {job.attempts} times (LORAQ_MAX_ATTEMPTS): {reason}"
-            self._desk.finish(failed(job, ErrorCode.ENGINE_ERROR, message))
-        else:
-            self._put_back([job], "engine_failed")
+    def _ended(self, job: Job, reason: str) -> bool:
+        """End a job whose attempts are spent; False while some are left."""
+        if job.attempts < self._limits.max_attempts:
+            return False
+        message = f"the engine failed on this job {job.attempts} times (LORAQ_MAX_ATTEMPTS): {reason}"
+        self._desk.finish(failed(job, ErrorCode.ENGINE_ERROR, message))
+        return True
 
     def _put_back(self, jobs: Sequence[Job], reason: str) -> None:
         now = time.monotonic()
@@ -230,10 +244,15 @@ class Runner:
             if job.phase is not Phase.COMPLETING:
                 telemetry.JOBS_REQUEUED.labels(reason=reason).inc()
                 job.phase = Phase.WAITING
-                job.alone = 0 < job.attempts == self._limits.max_attempts - 1
+                self._set_apart(job)
                 self._backlog.put_back(job, job.lane, job.group, now)
         self._adapters.plan(now)
         self._notify()
+
+    def _set_apart(self, job: Job) -> None:
+        """The last of several attempts is spent alone: whatever ended the others may happen again."""
+        if job.trial == NO_TRIAL and 0 < job.attempts == self._limits.max_attempts - 1:
+            job.trial = self.suspects.fresh()
 
     def up(self) -> None:
         """An engine is up, empty."""
@@ -245,10 +264,22 @@ class Runner:
         self._generation += 1
         self._adapters.lost()
         jobs, self._running = list(self._running.values()), {}
-        suspects, self._suspects = list(self._suspects), deque()
-        self._put_back(suspects, "engine_lost")
-        for job in reversed(jobs):
-            self._retry(job, reason)
+        self._put_back(self.suspects.remove(lambda _job: True), "engine_lost")
+        if jobs:
+            self._judge(jobs, reason)
+
+    def _judge(self, jobs: Sequence[Job], reason: str) -> None:
+        """Charge the one that was alone; the others are excused, and come back in halves."""
+        verdict = self.suspects.judge(jobs)
+        for trial, half in reversed(verdict.again):
+            for job in half:
+                job.trial = trial
+                _excuse(job)
+            self._put_back(half, "engine_lost")
+        if verdict.charged is not None and not self._ended(verdict.charged, reason):
+            verdict.charged.trial = self.suspects.fresh()
+            telemetry.JOBS_REQUEUED.labels(reason="engine_failed").inc()
+            self._desk.retry(verdict.charged)
 
     def drop(self, jobs: Iterable[Job]) -> None:
         """Forget jobs that are not ours any more, wherever they are."""
@@ -266,8 +297,7 @@ class Runner:
             self._notify()
 
     def _drop_suspects(self, gone: set[int]) -> None:
-        for job in [job for job in self._suspects if id(job) in gone]:
-            self._suspects.remove(job)
+        for job in self.suspects.remove(lambda job: id(job) in gone):
             self._adapters.leave(job)
 
     async def tick(self) -> None:
@@ -295,6 +325,12 @@ class Runner:
         assert job.started_at is not None
         timeout_ms = job.request.timeout_ms
         return job.started_at + (self._limits.default_timeout_s if timeout_ms is None else timeout_ms / 1000)
+
+
+def _excuse(job: Job) -> None:
+    """Its newest attempt does not count against it: the database's count stands for the next one."""
+    if not job.counted:
+        job.attempts, job.counted = job.attempts - 1, True
 
 
 def engine_request(job: Job, request_id: str) -> Request:

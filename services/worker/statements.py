@@ -63,12 +63,12 @@ returning
 START_JOBS = """
 update loraq.jobs
 set state = 'running',
-    attempts = jobs.attempts + 1,
+    attempts = jobs.attempts + sent.charge,
     started_at = clock_timestamp(),
     worker = $6,
     lease_until = clock_timestamp() + $7::interval
-from unnest($1::date[], $2::text[], $3::uuid[], $4::bigint[], $5::timestamptz[])
-    as sent (accepted_on, tenant, job_id, fence, deadline)
+from unnest($1::date[], $2::text[], $3::uuid[], $4::bigint[], $5::timestamptz[], $8::integer[])
+    as sent (accepted_on, tenant, job_id, fence, deadline, charge)
 where jobs.accepted_on = sent.accepted_on and jobs.tenant = sent.tenant and jobs.job_id = sent.job_id
     and jobs.fence = sent.fence and jobs.state in ('queued', 'running')
     and (sent.deadline is null or sent.deadline > clock_timestamp())
@@ -144,3 +144,17 @@ from unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::text
 """
 
 WAKE_DISPATCHERS = "select pg_notify('loraq_outbox', '')"
+
+CANCEL_JOBS = """
+select loraq.cancel_job(tenant, job_id)
+from unnest($1::text[], $2::uuid[]) as asked (tenant, job_id)
+join loraq.tenants using (tenant)
+"""
+
+CANCELLED_AMONG = """
+select tenant, job_id
+from unnest($1::text[], $2::uuid[]) as held (tenant, job_id)
+join loraq.cancellations using (tenant, job_id)
+"""
+
+FORGET_CANCELLATIONS = "delete from loraq.cancellations where requested_at < clock_timestamp() - $1::interval"

@@ -1,7 +1,7 @@
 """The worker's writes: every one conditional on the job's fence, every one a batch in one transaction."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from asyncpg import Record as Row
@@ -15,6 +15,7 @@ from services.worker.decisions import Decision, MayStart, Taken, early_decision,
 from services.worker.effects import Completion, metadata_json
 from services.worker.jobs import Candidate, Grant, Job, JobKey
 from services.worker.means import Means, adapter_doom, adapter_name, adapter_ref, look_up, version_of, webhook_doom
+from services.worker.parking_statements import HURRY_JOBS
 from services.worker.rows import (
     add_usage,
     fenced,
@@ -122,6 +123,7 @@ class JobStore:
     ) -> dict[JobKey, Taken]:
         if not candidates:
             return {}
+        cancelled = keys_of(await connection.fetch(sql.CANCELLED_AMONG, *key_columns(each.key for each in candidates)))
         refs = {candidate.key: adapter_ref(candidate, known.get(candidate.key)) for candidate in candidates}
         means = await look_up(connection, candidates, refs)
         versions = {each.key: version_of(means.adapter_of(each, refs[each.key])) for each in candidates}
@@ -134,11 +136,22 @@ class JobStore:
             taken |= {each.key: self._taken(each, by_key[each.key], refs[each.key], means) for each in again}
         if fresh:
             outlooks = self._outlooks(fresh, refs, means)
-            starts = [_starts(each, outlook, may_start) for each, outlook in zip(fresh, outlooks, strict=True)]
+            starts = [
+                each.key not in cancelled and _starts(each, outlook, may_start)
+                for each, outlook in zip(fresh, outlooks, strict=True)
+            ]
             row = await self._insert(connection, fresh, versions, starts)
             for candidate, outlook, start in zip(fresh, outlooks, starts, strict=True):
                 taken[candidate.key] = outlook.taken(row, counted=start)
-        return taken
+        return taken | {key: replace(taken[key], cancelled=True) for key in cancelled}
+
+    async def resume(
+        self, connection: Connection, candidates: Sequence[Candidate], rows: Mapping[JobKey, Row]
+    ) -> dict[JobKey, Taken]:
+        """What taking means for jobs whose rows were taken in the same transaction, elsewhere (`parking_store.py`)."""
+        refs = {candidate.key: adapter_ref(candidate, rows[candidate.key]) for candidate in candidates}
+        means = await look_up(connection, candidates, refs)
+        return {each.key: self._taken(each, rows[each.key], refs[each.key], means) for each in candidates}
 
     def _outlooks(
         self, candidates: Sequence[Candidate], refs: dict[JobKey, str | None], means: Means
@@ -223,13 +236,14 @@ class JobStore:
         return JobError(code=ErrorCode.ADAPTER_NOT_READY, message=message)
 
     async def start(self, jobs: Sequence[Job]) -> dict[JobKey, int]:
-        """Mark jobs as running and count the attempt; returns the attempts of those started.
+        """Mark jobs as running and count the attempt, unless it is; returns the attempts of those started.
 
         Missing ones have passed their deadline, or belong to another worker by now.
         """
         deadlines = [job.request.deadline for job in jobs]
         async with transaction(self._pool, "start jobs") as connection:
-            rows = await connection.fetch(sql.START_JOBS, *fenced(jobs), deadlines, self._worker, self._lease)
+            charges = [int(not job.counted) for job in jobs]
+            rows = await connection.fetch(sql.START_JOBS, *fenced(jobs), deadlines, self._worker, self._lease, charges)
         return {JobKey(row["tenant"], row["job_id"]): row["attempts"] for row in rows}
 
     async def renew(self, jobs: Sequence[Job]) -> set[JobKey]:
@@ -242,6 +256,7 @@ class JobStore:
         async with transaction(self._pool, "release jobs") as connection:
             unspent = [int(job.counted) for job in jobs]
             await connection.execute(sql.RELEASE_JOBS, *fenced(jobs), unspent)
+            await connection.execute(HURRY_JOBS, *key_columns(job.key for job in jobs))
 
     async def complete(self, completions: Sequence[Completion]) -> set[JobKey]:
         """Write states, results, usage and outbox rows in one transaction; returns the jobs that were still ours.

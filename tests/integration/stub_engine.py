@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections import deque
 from pathlib import Path
 
 from engine import AdapterInfo, EngineConfig, EngineError, InvalidRequestError, Output, Request
@@ -12,7 +13,9 @@ STEP_S = 0.01
 
 
 class FaultyEngine(EchoEngine):
-    """`die`: the process ends as if out of memory; `hang`: it never comes back; `fail`: the engine says so."""
+    """`die`: the process ends as if out of memory; `hang`: it never comes back; `fail`: the engine says so; `wait`: the
+    request never ends.
+    """
 
     def step(self) -> list[Output]:
         time.sleep(STEP_S)
@@ -23,7 +26,11 @@ class FaultyEngine(EchoEngine):
             time.sleep(3600)
         if "crash" in prompts:
             raise ZeroDivisionError("a defect of the engine")
-        return super().step()
+        forever = [request for request in self.waiting if request.prompt == "wait"]
+        self.waiting = deque(request for request in self.waiting if request.prompt != "wait")
+        finished = super().step()
+        self.waiting.extend(forever)
+        return finished
 
     def add(self, request: Request) -> str:
         if request.prompt == "refuse":

@@ -15,11 +15,12 @@ from schemas.job import JobRequest
 from services.errors import JobError, RetryableError
 from services.identifiers import uuid7
 from services.registry.adapters import AdapterVersion
-from services.worker.adapters import PATIENCE_S, Adapters
+from services.worker.adapters import PATIENCE_S, Adapters, Tell, Waits
 from services.worker.backlog import Backlog
 from services.worker.bridge import AdapterRefusedError, EngineLostError
 from services.worker.jobs import Candidate, Grant, Job, JobKey, Outcome, Record
 from services.worker.ledger import Partition, Place
+from services.worker.parking_store import Ticket
 from tests.waiting import eventually
 
 EACH = 40
@@ -71,10 +72,13 @@ class Bench:
 
     budget: int = 100
     timeout_s: float = 60.0
+    park_after_s: float = 1000.0
     stager: FakeStager = field(default_factory=FakeStager)
     engine: FakeEngine = field(default_factory=FakeEngine)
     outcomes: list[Outcome] = field(default_factory=list)
     crashes: list[BaseException] = field(default_factory=list)
+    parked: list[Ticket] = field(default_factory=list)
+    known: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.engine.door.set()
@@ -84,10 +88,14 @@ class Bench:
             self.engine,
             self.backlog,
             self.budget,
-            self.timeout_s,
-            finish=self.outcomes.append,
-            opened=lambda: None,
-            crashed=self.crashes.append,
+            Waits(self.park_after_s, self.timeout_s),
+            Tell(
+                finish=self.outcomes.append,
+                park=self.parked.append,
+                known=self.known.append,
+                opened=lambda: None,
+                crashed=self.crashes.append,
+            ),
         )
 
     def add(self, digest: str, size_bytes: int = EACH) -> Job:
@@ -254,3 +262,29 @@ async def test_an_engine_lost_while_loading_fails_no_job(bench: Bench) -> None:
     await bench.loaded("a")
     assert bench.backlog.take(1) == [job]
     assert bench.outcomes == []
+
+
+async def test_jobs_of_a_load_that_takes_long_are_parked_and_the_load_goes_on(bench: Bench) -> None:
+    bench.adapters._waits = Waits(5.0, 60.0)
+    bench.engine.door.clear()
+    first = bench.add("slow")
+    bench.plan(ahead_s=4.0)
+    assert bench.parked == []
+    bench.plan(ahead_s=6.0)
+    [ticket] = bench.parked
+    assert (ticket.job, ticket.reason) == (first, "adapter")
+    assert 5.0 < ticket.cold_for_s < 7.0
+    assert ticket.cold_for_s + ticket.delay_s < 60.0
+    bench.engine.door.set()
+    await bench.loaded("slow")
+    await eventually(lambda: bench.known == ["slow"], what="its end to be told")
+    assert bench.outcomes == []
+
+
+async def test_the_time_that_a_job_was_parked_counts_as_waiting(bench: Bench) -> None:
+    bench.engine.door.clear()
+    job = bench.add("slow")
+    job.cold_since = time.monotonic() - 61.0
+    bench.plan()
+    [outcome] = bench.outcomes
+    assert outcome.error.code is ErrorCode.ADAPTER_LOAD_TIMEOUT

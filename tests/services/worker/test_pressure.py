@@ -1,7 +1,7 @@
 """When lanes are paused and when they go on."""
 
 from schemas.common import Lane
-from services.worker.consumer import Pressure
+from services.worker.pressure import Pressure
 
 BATCH, INTERACTIVE = Lane.BATCH, Lane.INTERACTIVE
 

@@ -1,0 +1,126 @@
+"""The control topic: every worker reads all of it, from the earliest record on, and tells the database."""
+
+import asyncio
+import hmac
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from aiokafka.errors import KafkaError
+from pydantic import ValidationError
+
+from schemas.control import Cancellation
+from services import kafka, telemetry
+from services.settings import Settings
+from services.signing import SIGNATURE_HEADER, signature
+from services.validation import sentence_of
+from services.worker.cancellation import CancellationStore
+from services.worker.jobs import JobKey
+from services.worker.persist import Persistence
+from services.worker.records import TenantKey
+
+POLL_MS = 1000
+RETRY_S = 5.0
+_log = telemetry.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a control record is passed over."""
+
+    reason: str
+
+
+def parse(value: bytes | None) -> Cancellation | Refusal:
+    """The cancellation that a record asks for."""
+    if value is None:
+        return Refusal("the record has no value; a cancellation is a JSON object")
+    try:
+        return Cancellation.model_validate_json(value)
+    except ValidationError as error:
+        return Refusal(sentence_of(error))
+
+
+def may_cancel(cancellation: Cancellation, message: Any, known: TenantKey | None, *, signed: bool) -> Refusal | None:
+    """Why the record may not speak for its tenant; None when it may."""
+    tenant = cancellation.tenant
+    if known is None:
+        return Refusal(f"no tenant {tenant!r} is registered")
+    if not signed:
+        return None
+    sent = next((value for name, value in reversed(message.headers) if name == SIGNATURE_HEADER), None)
+    if sent is None:
+        return Refusal(f"the record has no {SIGNATURE_HEADER} header, which this pool demands")
+    expected = signature(known.key, message.value).encode()
+    if hmac.compare_digest(sent.lower(), expected):
+        return None
+    return Refusal(f"the {SIGNATURE_HEADER} header does not match the producer key of tenant {tenant!r}")
+
+
+class ControlReader:
+    """One consumer outside the group, so that every worker hears everything. `keys` looks up tenants' producer keys."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: CancellationStore,
+        persistence: Persistence,
+        keys: Callable[[set[str]], Awaitable[dict[str, TenantKey]]],
+        heard: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._persistence = persistence
+        self._keys = keys
+        self._heard = heard
+        self._keep_ms = timedelta(days=settings.cancellation_retention_days) / timedelta(milliseconds=1)
+
+    async def run(self) -> None:
+        """Read for ever; begins anew, from the earliest record, when the broker fails: telling twice does no harm."""
+        while True:
+            try:
+                await self._read()
+            except (KafkaError, OSError, UnicodeDecodeError) as error:
+                reason = str(kafka.translated(error, self._settings))
+                telemetry.alarm(_log, "Cancellations cannot be read", action="control_failed", reason=reason)
+            await asyncio.sleep(RETRY_S)
+
+    async def _read(self) -> None:
+        consumer = kafka.control_consumer(self._settings)
+        try:
+            await consumer.start()
+            while True:
+                for messages in (await consumer.getmany(timeout_ms=POLL_MS)).values():
+                    await self._tell(messages)
+        finally:
+            await consumer.stop()
+
+    async def _tell(self, messages: Sequence[Any]) -> None:
+        oldest_ms = time.time() * 1000 - self._keep_ms
+        parsed = [(message, parse(message.value)) for message in messages if message.timestamp >= oldest_ms]
+        asked = [(message, each) for message, each in parsed if isinstance(each, Cancellation)]
+        for message, each in parsed:
+            if isinstance(each, Refusal):
+                _passed_over(message, each)
+        if not asked:
+            return
+        tenants = await self._persistence.insist(partial(self._keys, {each.tenant for _, each in asked}))
+        keys: set[JobKey] = set()
+        for message, each in asked:
+            signed = self._settings.require_signed_jobs
+            refusal = may_cancel(each, message, tenants.get(each.tenant), signed=signed)
+            if refusal is None:
+                keys.add(JobKey(each.tenant, each.job_id))
+            else:
+                _passed_over(message, refusal)
+        if keys:
+            await self._persistence.insist(partial(self._store.cancel, sorted(keys)))
+            self._heard()
+
+
+def _passed_over(message: Any, refusal: Refusal) -> None:
+    telemetry.CONTROL_REFUSED.inc()
+    _log.warning("Control record refused", action="control_refused", offset=message.offset, reason=refusal.reason)

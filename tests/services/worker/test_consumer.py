@@ -1,0 +1,176 @@
+"""Positions on a real broker: what finished is not handed out again, and no position is lost without a word."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import RecordsToDelete
+
+from schemas.common import Lane
+from services import kafka, telemetry
+from services.settings import Settings
+from services.worker.consumer import JobConsumer, Listener
+from services.worker.jobs import Record
+from services.worker.ledger import Ledger, Partition, Place
+from tests.waiting import eventually
+
+
+class Reader:
+    """A consumer of the standard lane whose records are kept; none is ever run."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.records: list[Record] = []
+        self.displaced: list[Partition] = []
+        self.ledger = Ledger()
+        self.assignments = 0
+        listener = Listener(self.records.extend, self._assigned, self._drained, self.displaced.append)
+        self.consumer = JobConsumer(settings, self.ledger, lambda _lane: 0, listener)
+
+    def _assigned(self) -> None:
+        self.assignments += 1
+
+    async def _drained(self, partitions: frozenset[Partition]) -> None:
+        assert partitions <= self.ledger.partitions
+
+    def offsets(self, partition: Partition) -> list[int]:
+        return [record.place.offset for record in self.records if record.place.partition == partition]
+
+    async def has(self, partition: Partition, offsets: list[int]) -> None:
+        await eventually(lambda: self.offsets(partition) == offsets, what=f"{offsets}, not {self.offsets(partition)}")
+
+
+def standard(settings: Settings) -> Settings:
+    return settings.model_copy(update={"lanes": (Lane.STANDARD,), "kafka_session_timeout_s": 6.0})
+
+
+@asynccontextmanager
+async def reading(settings: Settings) -> AsyncIterator[Reader]:
+    reader = Reader(standard(settings))
+    await reader.consumer.start()
+    polling = asyncio.create_task(reader.consumer.poll())
+    try:
+        yield reader
+    finally:
+        polling.cancel()
+        await asyncio.gather(polling, return_exceptions=True)
+        await reader.consumer.stop()
+
+
+async def produce(settings: Settings, partition: Partition, count: int) -> None:
+    producer = kafka.producer(settings)
+    await producer.start()
+    try:
+        for number in range(count):
+            await producer.send_and_wait(partition.topic, f"{number}".encode(), partition=partition.number)
+    finally:
+        await producer.stop()
+
+
+@pytest.fixture
+async def place(broker_settings: Settings) -> Partition:
+    await kafka.ensure_topics(broker_settings)
+    return Partition(broker_settings.jobs_topic(Lane.STANDARD), 0)
+
+
+async def leave_finished(settings: Settings, place: Partition, *offsets: int) -> None:
+    """Ten records come; a worker finishes these, commits and leaves."""
+    await kafka.ensure_topics(settings)
+    await produce(settings, place, 10)
+    async with reading(settings) as reader:
+        await reader.has(place, list(range(10)))
+        for offset in offsets:
+            reader.ledger.finish(Place(place, offset))
+        assert await reader.consumer.commit(urgent=True)
+
+
+@pytest.mark.kafka
+async def test_finished_records_above_the_position_do_not_come_again(apache_settings: Settings) -> None:
+    place = Partition(apache_settings.jobs_topic(Lane.STANDARD), 0)
+    await leave_finished(apache_settings, place, 0, 2, 3, 5, 9)
+    async with reading(apache_settings) as reader:
+        await produce(apache_settings, place, 1)
+        await reader.has(place, [1, 4, 6, 7, 8, 10])
+
+
+async def test_a_broker_that_keeps_no_metadata_hands_everything_above_the_position_out_again(
+    settings: Settings,
+) -> None:
+    """The embedded one: finished jobs are recognised by their rows then."""
+    place = Partition(settings.jobs_topic(Lane.STANDARD), 0)
+    await leave_finished(settings, place, 0, 2)
+    async with reading(settings) as reader:
+        await reader.has(place, list(range(1, 10)))
+
+
+@pytest.mark.kafka
+async def test_after_a_rebalance_nothing_that_finished_is_handed_out(apache_settings: Settings) -> None:
+    """It is eager: everything uncommitted is fetched again, by whoever has the partition then."""
+    await kafka.ensure_topics(apache_settings)
+    place = Partition(apache_settings.jobs_topic(Lane.STANDARD), 0)
+    await produce(apache_settings, place, 6)
+    async with reading(apache_settings) as reader:
+        await reader.has(place, list(range(6)))
+        for offset in (1, 2, 4):
+            reader.ledger.finish(Place(place, offset))
+        async with reading(apache_settings) as other:
+            await eventually(lambda: other.assignments, what="the other to have partitions")
+
+            def again() -> list[int]:
+                return reader.offsets(place)[6:] + other.offsets(place)
+
+            await eventually(lambda: len(again()) >= 3, what="the unfinished ones")
+            assert set(again()) == {0, 3, 5}
+
+
+async def test_a_standing_that_does_not_fit_pauses_its_partition_alone(
+    broker_settings: Settings, place: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "services.worker.commits.fit", lambda position, frontier, unfinished, _max: ("", not unfinished)
+    )
+    await produce(broker_settings, place, 4)
+    async with reading(broker_settings) as reader:
+        await reader.has(place, [0, 1, 2, 3])
+        reader.ledger.finish(Place(place, 2))
+        await reader.consumer.commit(urgent=True)
+        paused = reader.consumer._kafka.paused  # what the library was told
+        await eventually(lambda: paused() == {TopicPartition(*place)}, what="the partition to be paused")
+        for offset in (0, 1, 3):
+            reader.ledger.finish(Place(place, offset))
+        await reader.consumer.commit(urgent=True)
+        await eventually(lambda: not paused(), what="the partition to go on")
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("position", [2, 1000], ids=["before the earliest", "behind the end"])
+async def test_a_position_that_no_longer_exists_is_counted_and_the_earliest_record_is_next(
+    apache_settings: Settings, position: int
+) -> None:
+    await kafka.ensure_topics(apache_settings)
+    place = Partition(apache_settings.jobs_topic(Lane.STANDARD), 0)
+    await produce(apache_settings, place, 8)
+    await commit(apache_settings, place, position)
+    async with kafka.admin(apache_settings) as admin:
+        await admin.delete_records({TopicPartition(*place): RecordsToDelete(before_offset=5)})
+    seen = telemetry.OFFSETS_OUT_OF_RANGE._value.get()  # the library has no other way to read one
+    async with reading(apache_settings) as reader:
+        await reader.has(place, [5, 6, 7])
+        assert reader.displaced == [place]
+        assert await reader.consumer.commit()
+    assert telemetry.OFFSETS_OUT_OF_RANGE._value.get() == seen + 1
+    async with reading(apache_settings) as reader:
+        await reader.has(place, [5, 6, 7])
+        assert reader.displaced == []
+
+
+async def commit(settings: Settings, place: Partition, position: int) -> None:
+    """As a member of the group would, and leave."""
+    consumer = kafka.job_consumer(standard(settings))
+    consumer.subscribe([place.topic])
+    await consumer.start()
+    try:
+        await consumer.commit({TopicPartition(*place): position})
+    finally:
+        await kafka.leave(consumer)
