@@ -282,7 +282,7 @@ class Runner:
             self._desk.retry(verdict.charged)
 
     def drop(self, jobs: Iterable[Job]) -> None:
-        """Forget jobs that are not ours any more, wherever they are."""
+        """Forget jobs that are not ours any more, wherever they are. What is taken from the engine spent no attempt."""
         jobs = list(jobs)
         for job in jobs:
             job.phase = Phase.COMPLETING
@@ -291,7 +291,9 @@ class Runner:
         self._drop_suspects(gone)
         cancelled = [request_id for request_id, job in self._running.items() if id(job) in gone]
         for request_id in cancelled:
-            self._adapters.leave(self._running.pop(request_id))
+            job = self._running.pop(request_id)
+            self._adapters.leave(job)
+            _excuse(job)
         if cancelled:
             self._engine.cancel(cancelled)
             self._notify()

@@ -165,6 +165,20 @@ async def test_a_worker_told_to_stop_finishes_what_runs_and_hands_on_the_rest(se
             await check_once(world, job_ids, attempts=1)
 
 
+async def test_a_job_that_a_stop_interrupts_has_spent_no_attempt(settings: Settings) -> None:
+    settings = quick(settings, lease_s=60.0, drain_s=0.2)
+    async with open_world(settings) as world:
+        async with running_worker(settings, FAULTY_ENGINE):
+            job_id = await world.send_job(prompt="hang")
+            await eventually(lambda: is_running(world, job_id), what="the job to be in the engine")
+        job = (await world.jobs())[job_id]
+    assert (job["state"], job["attempts"]) == ("queued", 0)
+
+
+async def is_running(world: World, job_id: UUID) -> bool:
+    return (await world.jobs()).get(job_id, {}).get("state") == "running"
+
+
 async def test_while_the_database_is_away_nothing_is_lost_and_no_offset_moves(
     settings: Settings, postgres_server: Postgres
 ) -> None:
