@@ -9,13 +9,14 @@ import time
 from pathlib import Path
 
 from tests.faults import report
-from tests.faults.experiment import EXPERIMENTS, Experiment, Verdict, carry_out
+from tests.faults.experiment import EXPERIMENTS, Experiment, Verdict, attempted
 from tests.faults.experiments import load
 from tests.faults.live import caught
 from tests.faults.mutants import MUTANTS
 from tests.faults.stack import Stack, furnish, running_stack
 
 SEEDS = 5
+AT_ONCE = 2
 
 
 def chosen(names: str) -> list[Experiment]:
@@ -28,15 +29,22 @@ def chosen(names: str) -> list[Experiment]:
     return [EXPERIMENTS[name] for name in names.split(",")]
 
 
-async def run_all(stack: Stack, experiments: list[Experiment], seeds: int, jobs: int | None) -> list[Verdict]:
-    """Every experiment with every seed, told as it goes."""
+async def run_all(stack: Stack, experiments: list[Experiment], how: argparse.Namespace) -> list[Verdict]:
+    """Every experiment with every seed, told as it goes: some side by side, then those that need the stack alone."""
     await furnish(stack)
-    verdicts: list[Verdict] = []
-    for each in experiments:
-        for seed in range(1, (1 if each.extra else seeds) + 1):
-            verdicts.append(await carry_out(stack, each, seed, jobs))
-            print(report.line(each.row, verdicts[-1]), flush=True)
-    return verdicts
+    runs = [(each, seed) for each in experiments for seed in range(1, (1 if each.extra else how.seeds) + 1)]
+    gate = asyncio.Semaphore(how.at_once)
+
+    async def one(each: Experiment, seed: int) -> Verdict:
+        async with gate:
+            verdict = await attempted(stack, each, seed, how.jobs)
+        print(report.line(each.row, verdict), flush=True)
+        return verdict
+
+    together = await asyncio.gather(*(one(each, seed) for each, seed in runs if not each.alone))
+    by_themselves = [await one(each, seed) for each, seed in runs if each.alone]
+    order = [each.row for each in experiments]
+    return sorted([*together, *by_themselves], key=lambda verdict: (order.index(verdict.row), verdict.seed))
 
 
 async def run_mutants(stack: Stack, jobs: int | None) -> dict[str, str]:
@@ -57,6 +65,7 @@ def main() -> None:
     parser.add_argument("--faults", default="", help="rows, separated by commas; all by default")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--jobs", type=int, default=None, help="jobs a run, instead of each experiment's own number")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="runs side by side")
     parser.add_argument("--mutants", action="store_true", help="run the product with defects instead")
     arguments = parser.parse_args()
     load()
@@ -67,7 +76,7 @@ def main() -> None:
     begun = time.monotonic()
     with running_stack(directory) as stack:
         mutants = asyncio.run(run_mutants(stack, arguments.jobs)) if arguments.mutants else {}
-        verdicts = asyncio.run(run_all(stack, experiments, arguments.seeds, arguments.jobs)) if experiments else []
+        verdicts = asyncio.run(run_all(stack, experiments, arguments)) if experiments else []
         versions = report.versions(stack)
     rows = report.summed(verdicts)
     print(f"\n{report.table(rows)}\n\n{time.monotonic() - begun:.0f} s; logs in {directory}")

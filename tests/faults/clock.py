@@ -1,9 +1,11 @@
 """A wall clock that steps: a small library, preloaded into a process, moves what it reads for the time of day."""
 
+import struct
 import subprocess
 from pathlib import Path
 
 VARIABLE = "LORAQ_FAULTS_CLOCK"
+OFFSET = struct.Struct("=q")
 SOURCE = Path(__file__).with_name("clock.c")
 
 
@@ -13,7 +15,7 @@ class Clock:
     def __init__(self, directory: Path) -> None:
         self.library = directory / "clock.so"
         self._offset = directory / "clock"
-        self._offset.write_text("0\n")
+        self._offset.write_bytes(OFFSET.pack(0))
         compile_it = ["gcc", "-shared", "-fPIC", "-O1", "-o", str(self.library), str(SOURCE), "-ldl"]
         subprocess.run(compile_it, check=True)
 
@@ -23,6 +25,5 @@ class Clock:
 
     def step(self, seconds: int) -> None:
         """From now on these processes' clocks are off by so many seconds."""
-        temporary = self._offset.with_suffix(".new")
-        temporary.write_text(f"{seconds}\n")
-        temporary.replace(self._offset)
+        with self._offset.open("r+b") as shared:  # in place: the processes have mapped it
+            shared.write(OFFSET.pack(seconds))

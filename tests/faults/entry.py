@@ -4,7 +4,10 @@ python -m tests.faults.entry worker|dispatcher
 """
 
 import functools
+import gc
+import signal
 import sys
+from collections import Counter
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -14,6 +17,7 @@ from services.dispatcher import events, webhooks
 from services.lifecycle import Lifecycle
 from services.settings import Settings
 from services.worker import app as worker_app
+from services.worker.jobs import Job
 from tests.faults import crash
 from tests.faults.mutants import MUTANTS
 
@@ -51,6 +55,22 @@ def _bound_poll_interval(interval_s: float) -> None:
     kafka.AIOKafkaConsumer = functools.partial(make, max_poll_interval_ms=round(interval_s * 1000))
 
 
+def _explain_on_signal() -> None:
+    """SIGUSR1 writes to the log what this process holds: for runs that never settle."""
+
+    def explain(*_: object) -> None:
+        for worker in [each for each in gc.get_objects() if isinstance(each, worker_app.Worker)]:
+            print("HELD", Counter(_described(worker, job) for job in worker.held), flush=True)
+            print("RUNNER", vars(worker.runner), flush=True)
+
+    signal.signal(signal.SIGUSR1, explain)
+
+
+def _described(worker: worker_app.Worker, job: Job) -> str:
+    waiting = any(each.job is job for each in worker.backlog.waiting_in(job.group))
+    return f"{job.phase}, group {job.group[:8]}, attempts {job.attempts}, in the backlog: {waiting}"
+
+
 async def _worker(settings: FaultSettings, life: Lifecycle) -> None:
     await worker_app.serve(life, settings, settings.engine_factory)
 
@@ -63,6 +83,7 @@ def main(process: str) -> None:
     """Run one process as `loraq` would."""
     settings = FaultSettings(_env_file=None)
     apply(settings)
+    _explain_on_signal()
     serve = {"worker": _worker, "dispatcher": _dispatcher}[process]
     lifecycle.run(process, settings, functools.partial(serve, settings))
 

@@ -30,6 +30,7 @@ class Experiment:
     timeout_s: float
     extra: bool
     checked: bool
+    alone: bool
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,30 @@ def experiment(
     timeout_s: float = RUN_TIMEOUT_S,
     extra: bool = False,
     checked: bool = True,
+    alone: bool = False,
     **settings: Any,
 ) -> Callable[[Body], Body]:
-    """Register a body as that row. `extra` ones run only when named; those not `checked` judge themselves."""
+    """Register a body as that row. `extra` ones run only when named; those not `checked` judge themselves.
+
+    One that ends a server of the stack, or measures times, runs `alone`; others may share the stack.
+    """
 
     def register(body: Body) -> Body:
         assert row not in EXPERIMENTS, f"row {row} is there twice"
-        EXPERIMENTS[row] = Experiment(row, fault, expected, body, settings, jobs, timeout_s, extra, checked)
+        EXPERIMENTS[row] = Experiment(row, fault, expected, body, settings, jobs, timeout_s, extra, checked, alone)
         return body
 
     return register
+
+
+async def attempted(stack: Stack, which: Experiment, seed: int, jobs: int | None = None) -> Verdict:
+    """`carry_out`, except that a run which cannot be carried out is one that failed: the others go on."""
+    begun = time.monotonic()
+    try:
+        return await carry_out(stack, which, seed, jobs)
+    except Exception as error:
+        problem = f"the run broke: {type(error).__name__}: {error}"
+        return Verdict(which.row, seed, Figures(0, 0, 0, 0, 0), time.monotonic() - begun, (problem,))
 
 
 async def carry_out(stack: Stack, which: Experiment, seed: int, jobs: int | None = None, **switches: Any) -> Verdict:

@@ -7,9 +7,10 @@ from uuid import uuid4
 
 from services.database import transaction
 from services.dispatcher.sender import Sender
+from services.worker import ledger
 from services.worker import statements as sql
 from services.worker.acceptor import Acceptor
-from services.worker.ledger import Ledger
+from services.worker.rows import outbox_columns
 from services.worker.store import JobStore
 
 HEAD_START_S = 0.3
@@ -22,16 +23,8 @@ def _replaced(name: str, old: str, new: str) -> None:
 
 
 def offset_before_commit() -> None:
-    """Positions are due as soon as records were handed out."""
-
-    def due(self: Ledger) -> dict[Any, int]:
-        return {
-            partition: column.open[-1] + 1 if column.open else column.position
-            for partition, column in self._columns.items()
-            if column.position is not None
-        }
-
-    Ledger.due = due  # type: ignore[method-assign]
+    """A position may be committed as soon as its records were handed out."""
+    ledger._Column.position = property(lambda column: column.frontier)  # type: ignore[assignment, method-assign]
 
 
 def no_fence() -> None:
@@ -89,13 +82,11 @@ def lost_job() -> None:
 
 def webhook_before_row() -> None:
     """Effects are written in a transaction of their own, ahead of what they announce."""
-    from services.worker.store import _outbox_columns
-
     complete, insert = JobStore.complete, sql.INSERT_OUTBOX
 
     async def announce_first(self: JobStore, completions: Any) -> Any:
         async with transaction(self._pool) as connection:
-            await connection.execute(insert, *_outbox_columns(completions), self._pool_name)
+            await connection.execute(insert, *outbox_columns(completions), self._pool_name)
             await connection.execute(sql.WAKE_DISPATCHERS)
         await asyncio.sleep(HEAD_START_S)
         return await complete(self, completions)

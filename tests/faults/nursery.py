@@ -6,6 +6,7 @@ ends with the nursery, and the nursery with the harness.
 python -m tests.faults.nursery        requests and answers are JSON, one per line
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -88,7 +89,8 @@ class Nursery:
         """End it, and with it every child that still runs."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it ended by itself, and said why
+            self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
 

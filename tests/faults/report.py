@@ -169,6 +169,12 @@ def versions(stack: Stack) -> dict[str, str]:
 
 
 def commit() -> str:
-    """The code's commit, marked if it has changes."""
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    """The newest commit that changed the product, marked if it has changes since."""
+    product = ["--", "engine", "migrations", "schemas", "services"]
+    changed = _git("status", "--porcelain", *product)
+    return (_git("log", "-1", "--format=%h", *product) or "unknown") + (" with changes" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    git = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -34,6 +35,8 @@ from tests.faults.watch import Watch
 
 SETTLE_TIMEOUT_S = 120.0
 LOOK_S = 0.2
+PATIENT = {"database_pool_size": 8, "database_timeout_s": 60.0, "lease_s": 60.0}
+"""The harness's own connections: on busy cores it may stand still for longer than a worker of the suite should."""
 
 
 class Run:
@@ -155,17 +158,29 @@ class Run:
                 raise AssertionError(f"waited {timeout_s:g} s in vain for {what}{newest}")
             await asyncio.sleep(LOOK_S)
 
+    async def holds_within(self, timeout_s: float, check: Any) -> bool:
+        """Whether `check` holds before the time is over."""
+        try:
+            await self.until(check, "a condition", timeout_s)
+        except AssertionError:
+            return False
+        return True
+
     async def settled(self, timeout_s: float = SETTLE_TIMEOUT_S) -> None:
         """Until every job has ended, every offset is committed and every effect is done; being late is a problem."""
         try:
             await self.until(self._is_settled, "everything to end", timeout_s)
         except AssertionError as error:
             self.problems.append(str(error))
+            for service in self._services:
+                if service.alive:
+                    service.process.send_signal(signal.SIGUSR1)  # its log then says what it holds
 
     async def _is_settled(self) -> bool:
-        if await self.tables.number(reading.UNFINISHED) or await self.tables.number(reading.PENDING):
+        """Asked in the order in which things come about, so that nothing slips through in between."""
+        if await self.uncommitted() or await self.tables.number(reading.UNFINISHED):
             return False
-        return not await self.uncommitted()
+        return not await self.tables.number(reading.PENDING)
 
     async def uncommitted(self) -> list[Place]:
         """The first record of each partition whose offset is not committed."""
@@ -232,7 +247,7 @@ async def open_run(stack: Stack, name: str, seed: int, count: int, **settings: A
     await kafka.ensure_topics(own)
     await configure(own, own.events_topic, "message.timestamp.type", "LogAppendTime")  # no process's own clock
     async with AsyncExitStack() as exits:
-        pool = await exits.enter_async_context(open_pool(own.model_copy(update={"database_pool_size": 4})))
+        pool = await exits.enter_async_context(open_pool(own.model_copy(update=PATIENT)))
         recorder = await exits.enter_async_context(Recorder(stack.webhook_secrets))
         traffic = await exits.enter_async_context(open_traffic(own, random, recorder))
         tables = reading.Tables(pool)

@@ -31,7 +31,7 @@ async def cancelled_at_the_end(run: Run) -> None:
 
 
 async def _job_and_cancellation(run: Run) -> None:
-    begins_s, latency_ms = run.random.uniform(0.0, 6.0), run.random.randint(100, 600)
+    begins_s, latency_ms = run.random.uniform(0.0, 12.0), run.random.randint(100, 600)
     by_topic, after_s = run.random.random() < 0.3, run.random.uniform(0.0, 2.2) * latency_ms / 1000
     await asyncio.sleep(begins_s)
     key = await run.traffic.send_job(latency_ms)

@@ -17,7 +17,11 @@ async def killed_after_fetch(run: Run) -> None:
     run.expect_no_rerun(before, ended)
 
 
-@experiment("2", "kill in mid-generation", "new fence; one row")
+@experiment(
+    "2",
+    "kill in mid-generation",
+    "new fence; one row (the tokens of the first attempt die with its worker: nobody can count them as wasted)",
+)
 async def killed_in_generation(run: Run) -> None:
     real = run.seed == 1
     engine = {"engine_factory": "tests.faults.engine:journaled_engine", "base_model": run.stack.base_model()}

@@ -36,6 +36,7 @@ IN_ENGINE = "select count(*) from loraq.jobs where state = 'running' and worker 
     jobs=15_000,
     timeout_s=900.0,
     extra=True,
+    alone=True,
 )
 async def killed_again_and_again(run: Run) -> None:
     in_flight: list[int] = []
@@ -84,6 +85,7 @@ class Start:
     timeout_s=1200.0,
     extra=True,
     checked=False,
+    alone=True,
 )
 async def deep_backlog(run: Run) -> None:
     few, many = await start_before(run, FEW), await start_before(run, MANY)

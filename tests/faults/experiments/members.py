@@ -7,6 +7,8 @@ from tests.faults.experiment import experiment
 from tests.faults.run import Run
 from tests.faults.service import Service
 
+JOB_MS = (2500, 3500)
+MIN_STOPS = 3
 CAPACITY_OVER_BATCH = 1.25  # what a worker hands to its engine ahead of a batch's end
 
 
@@ -45,22 +47,31 @@ async def has_partitions(*workers: Service) -> bool:
     max_backlog_jobs=300,
 )
 async def come_and_go(run: Run) -> None:
-    stops, in_flight, most_held = 3, 0, 0
-    await run.traffic.send(run.count, latency_ms=(2500, 3500))
+    stops, in_flight, most_held = 0, 0, 0
+    await run.traffic.send(run.count // 2, latency_ms=JOB_MS)
     async with run.dispatcher(), run.worker() as stays:
-        for _ in range(stops):
-            async with run.worker() as guest:
-                await run.until(lambda guest=guest: has_partitions(guest), "the guest to take part", 60.0)
-                await asyncio.sleep(run.random.uniform(0.3, 2.0))
-                most_held = max(most_held, await held(run, stays.name), await held(run, guest.name))
-                in_flight += round(await guest.metric("loraq_running_jobs"))
+        async with run.traffic.flowing(run.count - run.count // 2, per_s=12, latency_ms=JOB_MS) as flow:
+            while stops < MIN_STOPS or not flow.done():
+                async with run.worker() as guest:
+                    await run.until(lambda guest=guest: has_partitions(guest), "the guest to take part", 60.0)
+                    await run.holds_within(5.0, lambda guest=guest: has_jobs(guest))
+                    await asyncio.sleep(run.random.uniform(0.3, 2.0))
+                    most_held = max(most_held, await held(run, stays.name), await held(run, guest.name))
+                    in_flight += round(await guest.metric("loraq_running_jobs"))
+                stops += 1
         await run.settled()
+    run.expect(in_flight > 0, "no job was in an engine that was stopped")
     bound = run.settings.max_backlog_jobs
     run.expect(most_held <= bound, f"a worker held {most_held} jobs, its bound is {bound}: pauses were not re-applied")
     allowed = run.count + in_flight + stops * round(run.settings.max_batch_size * CAPACITY_OVER_BATCH)
     found = len(run.calls())
     run.expect(found <= allowed, f"{found} engine calls, at most {allowed} are explained by {stops} stops")
     run.notes.append(f"{stops} stops, {in_flight} jobs in flight at them, {most_held} held at most")
+
+
+async def has_jobs(worker: Service) -> bool:
+    """Whether its engine has some."""
+    return await worker.metric("loraq_running_jobs") > 0
 
 
 async def held(run: Run, worker: str) -> int:

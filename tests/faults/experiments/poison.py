@@ -18,6 +18,7 @@ SLACK_MS = 150.0
     "12",
     "poison: not JSON, wrong schema, over-long, unknown adapter, a job that kills the engine each time",
     "a reason each; neighbours' latency unchanged; the killer ends after its bounded attempts",
+    alone=True,
 )
 async def poison(run: Run) -> None:
     third = run.count // 3

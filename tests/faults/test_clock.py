@@ -1,0 +1,39 @@
+"""The clock of a process that preloads the library steps when told, and its steady clock does not."""
+
+import os
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+from tests.faults.clock import Clock
+
+PROGRAM = """
+import datetime, sys, time
+for _ in range(2):
+    print(time.time(), datetime.datetime.now().timestamp(), time.monotonic(), flush=True)
+    sys.stdin.readline()
+"""
+HOUR_S = 3600
+
+
+def test_the_wall_clock_steps_back_and_the_steady_one_goes_on(tmp_path: Path) -> None:
+    clock = Clock(tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        env=os.environ | clock.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        before = [float(text) for text in process.stdout.readline().split()]
+        clock.step(-HOUR_S)
+        print(file=process.stdin, flush=True)
+        after = [float(text) for text in process.stdout.readline().split()]
+        process.kill()
+    now = datetime.now().astimezone().timestamp()
+    assert abs(before[0] - now) < 60
+    assert all(abs(now - HOUR_S - each) < 60 for each in after[:2])
+    assert after[2] >= before[2]
