@@ -44,7 +44,7 @@ async def has_partitions(*workers: Service) -> bool:
     "all done; engine calls at most jobs + stops x jobs in flight at a stop; memory bounds kept across rebalances",
     drain_s=1.0,
     max_batch_size=64,
-    max_backlog_jobs=300,
+    max_backlog_jobs=120,
 )
 async def come_and_go(run: Run) -> None:
     stops, in_flight, most_held = 0, 0, 0
