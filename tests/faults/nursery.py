@@ -122,7 +122,8 @@ def _status(pid: int, statuses: dict[int, int]) -> int | None:
 
 
 def _become(request: dict[str, Any]) -> None:
-    """Cut every tie with the nursery: pipes, directory, environment; and end when it ends."""
+    """Cut every tie with the nursery: session, pipes, directory, environment; and end when it ends."""
+    os.setsid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     os.environ.clear()
     os.environ.update(request["env"])
