@@ -38,6 +38,7 @@ async def run_all(stack: Stack, experiments: list[Experiment], how: argparse.Nam
     async def one(each: Experiment, seed: int) -> Verdict:
         async with gate:
             verdict = await attempted(stack, each, seed, how.jobs)
+        report.remember(verdict)
         print(report.line(each.row, verdict), flush=True)
         return verdict
 
@@ -55,6 +56,7 @@ async def run_mutants(stack: Stack, jobs: int | None) -> dict[str, str]:
         verdict = await caught(stack, name, jobs)
         promises = sorted({problem[:2] for problem in verdict.problems if problem[:1] == "P" and problem[2:3] == ":"})
         said[name] = f"caught, {', '.join(promises)} broken" if promises else "**not caught**"
+        report.remember_mutant(name, said[name])
         print(f"{name}: {said[name]} ({verdict.seconds:.1f} s)", flush=True)
     return said
 
@@ -80,7 +82,7 @@ def main() -> None:
         versions = report.versions(stack)
     rows = report.summed(verdicts)
     print(f"\n{report.table(rows)}\n\n{time.monotonic() - begun:.0f} s; logs in {directory}")
-    report.write(rows, versions, mutants)
+    report.write(versions)
     sys.exit(any(row.problems for row in rows) or any("not caught" in said for said in mutants.values()))
 
 

@@ -4,20 +4,21 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tests.faults.checker import Figures
 from tests.faults.experiment import EXPERIMENTS, Verdict
 from tests.faults.stack import Stack
 from tests.servers.kafka import VERSION
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
-STORE = ROOT / ".faults" / "results.json"
+STORE = ROOT / ".faults" / "runs.jsonl"
 MAX_SHOWN = 6
 
 HEAD = """# Reliability
@@ -44,6 +45,15 @@ MUTANTS = """
 
 
 @dataclass(frozen=True)
+class Run:
+    """A run as it is remembered: what came of it, on which day, and with which code."""
+
+    verdict: Verdict
+    date: str
+    commit: str
+
+
+@dataclass(frozen=True)
 class Row:
     """All runs of one experiment, as the table shows them."""
 
@@ -57,8 +67,6 @@ class Row:
     seconds: float
     problems: tuple[str, ...]
     notes: tuple[str, ...]
-    commit: str
-    date: str
 
 
 def line(which: str, verdict: Verdict) -> str:
@@ -93,8 +101,6 @@ def _row(name: str, runs: list[Verdict]) -> Row:
         seconds=round(sum(run.seconds for run in runs), 1),
         problems=tuple(f"seed {run.seed}: {problem}" for run in runs for problem in run.problems),
         notes=tuple(note for run in runs for note in run.notes),
-        commit=commit(),
-        date=datetime.now(UTC).date().isoformat(),
     )
 
 
@@ -110,35 +116,65 @@ def table(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
-def write(rows: list[Row], versions: dict[str, str], mutants: dict[str, str]) -> None:
-    """Put these rows in the place of older ones, and make the page anew."""
-    stored: dict[str, Any] = json.loads(STORE.read_text()) if STORE.exists() else {"rows": {}, "mutants": {}}
-    stored["rows"] |= {each.row: asdict(each) for each in rows}
-    stored["mutants"] |= mutants
-    stored["versions"] = versions
+def remember(verdict: Verdict) -> None:
+    """Keep a run at once: a session that is cut short loses only the run that it was in."""
+    _append({"verdict": asdict(verdict), "date": datetime.now(UTC).date().isoformat(), "commit": commit()})
+
+
+def remember_mutant(name: str, said: str) -> None:
+    """Keep what was said of a mutant."""
+    _append({"mutant": name, "said": said})
+
+
+def _append(entry: dict[str, Any]) -> None:
     STORE.parent.mkdir(exist_ok=True)
-    STORE.write_text(json.dumps(stored, indent=1))
-    PAGE.write_text(page(stored))
+    with STORE.open("a") as store:
+        store.write(json.dumps(entry) + "\n")
 
 
-def page(stored: dict[str, Any]) -> str:
+def recall() -> tuple[list[Run], dict[str, str]]:
+    """The newest run of each row and seed, by row and seed, and the newest word on each mutant."""
+    runs: dict[tuple[str, int], Run] = {}
+    mutants: dict[str, str] = {}
+    for entry in map(json.loads, STORE.read_text().splitlines()):
+        if "mutant" in entry:
+            mutants[entry["mutant"]] = entry["said"]
+        else:
+            run = Run(_verdict(entry["verdict"]), entry["date"], entry["commit"])
+            runs[run.verdict.row, run.verdict.seed] = run
+    order = list(EXPERIMENTS)
+    known = [key for key in runs if key[0] in EXPERIMENTS]
+    return [runs[key] for key in sorted(known, key=lambda key: (order.index(key[0]), key[1]))], mutants
+
+
+def _verdict(entry: dict[str, Any]) -> Verdict:
+    lists = {name: tuple(entry[name]) for name in ("problems", "notes")}
+    return Verdict(**entry | {"figures": Figures(**entry["figures"])} | lists)
+
+
+def write(versions: dict[str, str]) -> None:
+    """Make the page anew from what is remembered."""
+    PAGE.write_text(page(*recall(), versions))
+
+
+def page(runs: Sequence[Run], mutants: dict[str, str], versions: dict[str, str]) -> str:
     """docs/reliability.md."""
-    rows = [Row(**stored["rows"][name]) for name in EXPERIMENTS if name in stored["rows"]]
-    parts = [HEAD, _provenance(rows, stored["versions"]), table(rows), "\n## What each row must show\n"]
-    parts += [
-        f"- **{each.row}** {EXPERIMENTS[each.row].fault}: {EXPERIMENTS[each.row].expected}.{_said(each)}"
-        for each in rows
-    ]
-    if stored["mutants"]:
-        parts.append(MUTANTS + "\n".join(f"- `{name}`: {said}" for name, said in stored["mutants"].items()))
+    rows = summed(run.verdict for run in runs)
+    parts = [HEAD, _provenance(runs, versions), table(rows), "\n## What each row must show\n"]
+    parts += [_expectation(each) for each in rows]
+    if mutants:
+        parts.append(MUTANTS + "\n".join(f"- `{name}`: {said}" for name, said in mutants.items()))
     return "\n".join(parts) + "\n"
 
 
-def _provenance(rows: list[Row], versions: dict[str, str]) -> str:
-    runs: dict[tuple[str, str], list[str]] = {}
-    for each in rows:
-        runs.setdefault((each.date, each.commit), []).append(each.row)
-    by = "; ".join(f"{date} at commit {commit}: rows {', '.join(names)}" for (date, commit), names in runs.items())
+def _provenance(runs: Sequence[Run], versions: dict[str, str]) -> str:
+    made: dict[tuple[str, str], list[str]] = {}
+    for run in runs:
+        made.setdefault((run.date, run.commit), []).append(run.verdict.row)
+    by = "; ".join(
+        f"{date}, with the product as of commit {commit}: rows {', '.join(dict.fromkeys(rows))}"
+        for (date, commit), rows in made.items()
+    )
     with_versions = ", ".join(f"{name} {number}" for name, number in versions.items())
     return f"Made by `make faults` and, for the named extras, `make faults FAULTS=…`. {by}.\n\nWith {with_versions}.\n"
 

@@ -1,5 +1,10 @@
 """The table adds up runs, and a run with a problem makes its row fail."""
 
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
 from tests.faults import report
 from tests.faults.checker import Figures
 from tests.faults.experiment import Verdict
@@ -20,9 +25,16 @@ def test_a_row_passes_only_without_any_problem() -> None:
     assert "**failed**" in report.table(report.summed([GOOD, BAD]))
 
 
-def test_the_page_says_what_was_seen_and_what_was_not_as_it_must_be() -> None:
-    rows = {row.row: vars(row) for row in report.summed([GOOD, BAD])}
-    page = report.page({"rows": rows, "mutants": {"no_fence": "caught, P2 broken"}, "versions": {"Apache Kafka": "4"}})
+def test_the_newest_run_of_a_row_and_seed_is_what_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "STORE", tmp_path / "runs.jsonl")
+    for verdict in (replace(GOOD, seed=2), GOOD, BAD):
+        report.remember(verdict)
+    report.remember_mutant("no_fence", "caught, P2 broken")
+    runs, mutants = report.recall()
+    page = report.page(runs, mutants, {"Apache Kafka": "4"})
+    assert [run.verdict for run in runs] == [GOOD, BAD]
     assert "a remark" in page
     assert "seed 2: P1: the job x has no row" in page
     assert "`no_fence`: caught, P2 broken" in page
