@@ -1,5 +1,6 @@
 """Derived job ids are UUIDv7 and stable; fingerprints see the request's meaning, not its spelling."""
 
+import hashlib
 import json
 from uuid import RFC_4122, UUID
 
@@ -85,6 +86,17 @@ def test_spelled_out_defaults_key_order_and_job_id_do_not_change_the_fingerprint
 )
 def test_every_field_counts_in_the_fingerprint(fields: dict[str, object]) -> None:
     assert fingerprint(_request(**fields)) != fingerprint(_request())
+
+
+@pytest.mark.parametrize(
+    "sampling", [{}, {"max_tokens": 128, "top_p": 1}, {"seed": 7}, {"temperature": 1, "stop": ["a"]}]
+)
+def test_the_fingerprint_is_of_the_canonical_json_of_what_is_not_default(sampling: dict[str, object]) -> None:
+    """Written out the slow way: a fingerprint that changes makes every redelivery a conflict."""
+    request = _request(sampling=sampling, metadata={"b": "ä", "a": 1e-7}, adapter="tone@1")
+    sent = request.model_dump(mode="json", exclude_defaults=True, exclude={"job_id"})
+    canonical = json.dumps(sent, sort_keys=True, separators=(",", ":")).encode()
+    assert fingerprint(request) == hashlib.sha256(canonical).digest()
 
 
 def test_a_prompt_and_its_characters_as_token_ids_differ() -> None:
