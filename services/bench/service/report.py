@@ -10,8 +10,8 @@ class ServiceReport:
     `jobs_per_s` is from the first job's taking to the last one's row, by the database's clock, with every job waiting
     in the topic. `p50_ms` and the like are from the moment at which a record was due to the moment at which another
     connection sees the job's row, at `rate_per_s`. `lost`: sent and not terminal, or without an outbox row.
-    `duplicates`: rows, results, outbox rows or usage beyond one per job. `rss_mb_early` is the worker's memory, its
-    engine process included, after a tenth of the jobs; `database_cpu_us` is of the server's processes, 0
+    `duplicates`: rows, results, outbox rows or usage beyond one per job. `rss_mb_tenths` is the worker's memory, its
+    engine process included, after each tenth of the jobs; `database_cpu_us` is of the server's processes, 0
     where it runs elsewhere; `machine_cpu_us` covers everything that ran on the machine.
     """
 
@@ -36,8 +36,7 @@ class ServiceReport:
     engine_cpu_us: float
     database_cpu_us: float
     machine_cpu_us: float
-    rss_mb_early: float
-    rss_mb_end: float
+    rss_mb_tenths: list[float]
     rss_mb_peak: float
     faststream_jobs_per_s: float | None
     faststream_16_jobs_per_s: float | None

@@ -198,7 +198,6 @@ class _Run:
     ) -> ServiceReport:
         jobs_per_s = num_rows / wall_s
         best_peer = max(peers.get("faststream", 0.0), peers.get("faststream_16", 0.0))
-        early = next((rss for done, rss in usage.rss if done >= self._asked.jobs // 10), 0)
         return ServiceReport(
             jobs_per_s=round(jobs_per_s, 1),
             wall_s=round(wall_s, 3),
@@ -221,8 +220,7 @@ class _Run:
             engine_cpu_us=round(usage.engine.cpu_s / num_rows * 1e6, 1),
             database_cpu_us=round(usage.database_s / num_rows * 1e6, 1),
             machine_cpu_us=round(usage.machine_s / num_rows * 1e6, 1),
-            rss_mb_early=round(early / MB, 1),
-            rss_mb_end=round(usage.rss[-1][1] / MB, 1),
+            rss_mb_tenths=_by_tenths(usage.rss, self._asked.jobs),
             rss_mb_peak=round(max(rss for _, rss in usage.rss) / MB, 1),
             faststream_jobs_per_s=peers.get("faststream"),
             faststream_16_jobs_per_s=peers.get("faststream_16"),
@@ -237,6 +235,12 @@ class _Run:
     def _tell(self, line: str) -> None:
         self._say.write(f"{line}\n")
         self._say.flush()
+
+
+def _by_tenths(rss: list[tuple[int, int]], jobs: int) -> list[float]:
+    """Memory when the first, second, … tenth of the jobs was done."""
+    marks = [jobs * tenth // 10 for tenth in range(1, 11)]
+    return [round(next(size for done, size in rss if done >= mark) / MB, 1) for mark in marks]
 
 
 def _machine() -> str:
