@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import signal
 import sys
+from collections.abc import Coroutine
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -142,7 +144,7 @@ def service(
     from services.bench.service.run import Asked, run_service  # the command's help needs no clients
 
     asked = Asked(jobs, engine_name, batch, backlog, rate, peers)
-    report = asyncio.run(run_service(load_settings(), asked, sys.stderr))
+    report = asyncio.run(_until_terminated(run_service(load_settings(), asked, sys.stderr)))
     click.echo(json.dumps(asdict(report)) if as_json else _table(report))
 
 
@@ -155,6 +157,16 @@ def _registered(registered: int, distinct: int, popularity: str) -> int:
     if registered and not 0 < distinct <= registered:
         raise InputError(f"--registered {registered} needs --distinct of at least 1 and at most as many")
     return registered or distinct
+
+
+async def _until_terminated(work: Coroutine[Any, Any, "ServiceReport"]) -> "ServiceReport":
+    """SIGTERM ends it as Ctrl-C does: what was made is removed."""
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise click.Abort from None
 
 
 def _base_model() -> Path:
