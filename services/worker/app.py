@@ -50,7 +50,7 @@ from services.worker.store import JobStore
 DATABASE_PAUSE = "database"
 DRAIN_PAUSE = "drain"
 LAST_WRITES_S = 5.0
-GC_ALLOCATIONS = 50_000
+GC_ALLOCATIONS = 5_000
 _log = telemetry.get_logger()
 
 
@@ -320,7 +320,7 @@ def _spare_the_collector() -> None:
     """What start-up made stays; what jobs make is freed by counting, so looking for cycles often only costs time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(GC_ALLOCATIONS, 20, 20)
+    gc.set_threshold(GC_ALLOCATIONS, 5, 5)
 
 
 def _limits(settings: Settings) -> Limits:
