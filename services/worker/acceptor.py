@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from schemas.common import ErrorCode
@@ -105,8 +105,8 @@ class Acceptor:
     def recheck(self, job: Job) -> None:
         """Another worker has the job by now: ask the database again for every record of it."""
         for place in job.places:
-            record = replace(job.candidate.record, place=place)
-            self._rechecks.append(replace(job.candidate, record=record))
+            record = job.candidate.record._replace(place=place)
+            self._rechecks.append(job.candidate._replace(record=record))
         self._wake.set()
 
     async def run(self) -> None:

@@ -25,8 +25,7 @@ class JobKey(NamedTuple):
     job_id: UUID
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """A Kafka record as it came. `timestamp_ms` is the broker's, milliseconds since 1970."""
 
     place: Place
@@ -52,8 +51,7 @@ class Rejection:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A valid record that the database has not been asked about yet.
 
     `received_at` is monotonic seconds; `received_ns` the same moment in nanoseconds since 1970, for spans.
@@ -144,8 +142,7 @@ class Job:
         return max(0.0, self.total_s(self.started_at) - self.load_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a job ended. `finished` is what the engine said; its tokens count as wasted unless the job succeeded."""
 
     job: Job

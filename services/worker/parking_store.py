@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
 
@@ -157,5 +157,5 @@ def _due(row: Row) -> Due | None:
         telemetry.alarm(_log, "Parked request not understood", action="parked_unreadable", reason=parsed.message)
         return None
     key = JobKey(row["tenant"], row["job_id"])
-    candidate = replace(parsed, key=key, traceparent=row["traceparent"])
+    candidate = parsed._replace(key=key, traceparent=row["traceparent"])
     return Due(candidate, row["accepted_on"], row["alone"], row["cold_for_s"])

@@ -1,7 +1,6 @@
 """What the worker writes, on a real database: taken and started at once, given back, completed once."""
 
 from collections.abc import AsyncIterator, Awaitable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -88,7 +87,7 @@ async def test_what_is_known_is_told_from_what_is_new(pool: Pool) -> None:
     taken = await store.accept([first, second])
     finished = job_of(taken[0], first)
     assert await store.complete([completion(done(finished, (5, 6)), "default", 2.0)]) == {first.key}
-    other = replace(second, fingerprint=b"o" * 32)
+    other = second._replace(fingerprint=b"o" * 32)
     assert isinstance((await store.accept([other]))[0], Conflict)
     ended, leased, fresh = await store.accept([first, second, third])
     assert isinstance(ended, Ended)
