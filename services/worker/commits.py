@@ -51,6 +51,10 @@ class Commits:
             self._crowded.add(partition)
         return Commit(position, metadata, changes)
 
+    def narrow(self) -> None:
+        """The broker takes less than was assumed: say half as much from now on."""
+        self._max_chars //= 2
+
     def done(self, commits: dict[Partition, Commit], now: float) -> None:
         """The broker acknowledged these."""
         positions = {partition: commit.position for partition, commit in commits.items()}

@@ -13,6 +13,7 @@ from aiokafka.errors import (
     IllegalStateError,
     KafkaError,
     NoOffsetForPartitionError,
+    OffsetMetadataTooLargeError,
     OffsetOutOfRangeError,
 )
 
@@ -203,6 +204,10 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
             try:
                 async with asyncio.timeout(COMMIT_TIMEOUT_S):
                     await self._kafka.commit(offsets)
+            except OffsetMetadataTooLargeError:
+                self._commits.narrow()
+                _log.warning("The broker takes less metadata", action="metadata_narrowed")
+                return False
             except (CommitFailedError, IllegalStateError):
                 return False  # a rebalance came first: the records come again, and are known
             except (KafkaError, OSError, TimeoutError) as error:

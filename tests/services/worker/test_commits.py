@@ -1,5 +1,7 @@
 """When something is committed: positions at once, what is finished above them at intervals, everything when urgent."""
 
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,6 +73,20 @@ def test_a_partition_whose_standing_does_not_fit_is_crowded_until_it_does() -> N
         ledger.finish(Place(P, offset))
     assert P in commits.due(0.0, {P}, urgent=True)
     assert commits.crowded == set()
+
+
+def test_a_broker_that_takes_less_is_told_less_and_in_the_end_nothing() -> None:
+    ledger = ledger_of(200)
+    commits = Commits(ledger)
+    for offset in random.Random(3).sample(range(1, 200), 90):
+        ledger.finish(Place(P, offset))
+    texts = []
+    for _ in range(14):
+        texts.append(commits.due(0.0, {P}, urgent=True)[P].metadata)
+        commits.narrow()
+    assert len(texts[0]) > 50
+    assert texts[-1] == ""
+    assert texts == sorted(texts, key=len, reverse=True)
 
 
 @given(st.lists(st.integers(0, 59), unique=True), st.integers(0, 59))
