@@ -35,6 +35,7 @@ from services.worker.protocol import (
 )
 
 RESTART_DELAYS_S = (0.1, 0.5, 2.0, 5.0, 15.0, 30.0)
+LONGEST_AFTER_SERVING_S = 2.0
 STEADY_AFTER_S = 60.0
 FIRST_STARTS = 3
 # OpenMP threads that spin for long while they wait starve whoever shares their core. The bound is meant to cover the
@@ -70,6 +71,15 @@ class Listener:
     lost: Callable[[str], None]
 
 
+def restart_delay_s(failures: int, *, has_served: bool) -> float:
+    """Wait before the next start, after that many in a row.
+
+    An engine that was up is wanted back soon: a job ends it, and trials without others find which (`suspects.py`).
+    """
+    delay_s = RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S) - 1)]
+    return min(delay_s, LONGEST_AFTER_SERVING_S) if has_served else delay_s
+
+
 class EngineBridge:
     """One engine process at a time. Messages sent while none is up are refused with EngineLostError."""
 
@@ -79,6 +89,7 @@ class EngineBridge:
         self._writer: asyncio.StreamWriter | None = None
         self._loads: dict[str, asyncio.Future[int]] = {}
         self._was_ready = False
+        self._has_served = False
         self.ready = False
         self.pid: int | None = None
 
@@ -93,7 +104,7 @@ class EngineBridge:
             began = loop.time()
             reason = await self._run_once()
             failures = 0 if loop.time() - began > STEADY_AFTER_S else failures
-            delay_s = RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S) - 1)]
+            delay_s = restart_delay_s(failures, has_served=self._has_served)
             failures += 1
             if not self._was_ready and failures >= FIRST_STARTS:
                 raise ConfigError(f"the engine did not start in {failures} attempts; the last time {reason}")
@@ -103,6 +114,7 @@ class EngineBridge:
 
     async def _run_once(self) -> str:
         """Start one engine process, serve it to its end, and say why it ended."""
+        self._has_served = False
         async with self._process() as (process, reader):
             try:
                 await self._start(reader)
@@ -143,7 +155,7 @@ class EngineBridge:
             raise EngineLostError(f"it did not start within {bound}") from error
         match message:
             case Ready(pid):
-                self.ready, self._was_ready, self.pid = True, True, pid
+                self.ready, self._was_ready, self._has_served, self.pid = True, True, True, pid
                 _log.info("Engine process ready", action="engine_ready", pid=pid)
                 self._listener.up()
             case Fatal(reason, permanent):

@@ -11,7 +11,16 @@ import pytest
 
 from engine import EngineConfig, Request, SamplingParams
 from services.errors import ConfigError
-from services.worker.bridge import AdapterRefusedError, EngineBridge, EngineLostError, EngineSpec, Listener
+from services.worker.bridge import (
+    LONGEST_AFTER_SERVING_S,
+    RESTART_DELAYS_S,
+    AdapterRefusedError,
+    EngineBridge,
+    EngineLostError,
+    EngineSpec,
+    Listener,
+    restart_delay_s,
+)
 from services.worker.protocol import Done, Finished, Refused
 from tests.builders import lora_adapter, tiny_llama
 from tests.waiting import eventually
@@ -174,3 +183,11 @@ def is_running(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_an_engine_that_was_up_is_started_again_soon_and_one_that_never_was_ever_later() -> None:
+    served = [restart_delay_s(failures, has_served=True) for failures in range(8)]
+    stillborn = [restart_delay_s(failures, has_served=False) for failures in range(8)]
+    assert max(served) == LONGEST_AFTER_SERVING_S
+    assert stillborn == sorted(stillborn)
+    assert stillborn[-1] == RESTART_DELAYS_S[-1]
