@@ -51,8 +51,10 @@ class Pool(BasePool):
 async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
     """The process's pool, connected at least once; raises ConfigError or RetryableError naming the server.
 
-    A process that stands still in the middle of a transaction (suspended, or cut off) holds its rows no longer than a
-    lease: the server ends its session, and whoever takes the jobs over gets them.
+    A process that stands still in the middle of a transaction (suspended, or cut off) must not hold its rows for ever:
+    the server ends a session that idles in one for longer than a lease, and any transaction after twice the longest
+    statement. The second is needed too: between a statement's preparation and its first execution asyncpg leaves the
+    server in the middle of an exchange, which does not count as idle. It takes PostgreSQL 17.
     """
     database_url = settings.database_url.get_secret_value()
     pool = Pool(
@@ -72,7 +74,8 @@ async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
             "search_path": "loraq",
             "application_name": "loraq",
             "timezone": "UTC",
-            "idle_in_transaction_session_timeout": f"{round(settings.lease_s * 1000)}ms",
+            "idle_in_transaction_session_timeout": _milliseconds(settings.lease_s),
+            "transaction_timeout": _milliseconds(2 * settings.database_timeout_s),
         },
     )
     pool.acquire_timeout_s = settings.database_timeout_s
@@ -86,6 +89,10 @@ async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
 
 async def _keep_as_it_is(_connection: object) -> None:
     """What asyncpg would reset after each use costs a round trip; nothing of ours changes a session's state."""
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{round(seconds * 1000)}ms"
 
 
 async def _close(pool: Pool) -> None:
@@ -211,6 +218,7 @@ SQLSTATES: dict[str, type[ServiceError]] = {
     "08": RetryableError,  # connection lost
     "25006": RetryableError,  # read-only: a standby during a failover
     "25P03": RetryableError,  # idle in transaction for too long
+    "25P04": RetryableError,  # in one transaction for too long
     "28": ConfigError,  # wrong user or password
     "3D": ConfigError,  # no such database
     "3F": ConfigError,  # no such schema: not migrated

@@ -83,17 +83,23 @@ def test_jsonb_refuses_what_would_be_encoded_twice() -> None:
     assert encode_jsonb({"a": [math.nan, 1.5, "\x00"]}) == b'\x01{"a":[null,1.5,"\xe2\x90\x80"]}'
 
 
-async def test_who_stands_still_in_a_transaction_holds_its_rows_no_longer_than_a_lease(settings: Settings) -> None:
-    quick = settings.model_copy(update={"lease_s": 0.3, "database_timeout_s": 10.0})
-    async with open_pool(quick) as pool:
-        standing_still = stand_still(pool, until=taken(pool))
-        with pytest.raises(RetryableError):
-            await standing_still
+@pytest.mark.parametrize("prepare", [False, True], ids=["idle", "between preparing and executing"])
+async def test_who_stands_still_in_a_transaction_does_not_hold_its_rows_for_ever(
+    settings: Settings, prepare: bool
+) -> None:
+    async with open_pool(settings) as others:
+        quick = settings.model_copy(update={"lease_s": 0.5, "database_timeout_s": 0.5})
+        async with open_pool(quick) as pool:
+            standing_still = stand_still(pool, until=taken(others), prepare=prepare)
+            with pytest.raises(RetryableError):
+                await standing_still
 
 
-async def stand_still(pool: Pool, until: Coroutine[Any, Any, None]) -> None:
+async def stand_still(pool: Pool, until: Coroutine[Any, Any, None], *, prepare: bool) -> None:
     async with transaction(pool, "stand still") as connection:
         await connection.execute(LOCK)
+        if prepare:
+            await connection.prepare("select 2")
         await until
         await connection.execute("select 1")
 
