@@ -30,9 +30,12 @@ def chosen(names: str) -> list[Experiment]:
 
 
 async def run_all(stack: Stack, experiments: list[Experiment], how: argparse.Namespace) -> list[Verdict]:
-    """Every experiment with every seed, told as it goes: some side by side, then those that need the stack alone."""
+    """Every experiment with every seed, told and remembered as it goes.
+
+    Seed by seed, so that a session that is cut short has seen every row; of one seed some runs go side by side, then
+    those that need the stack alone.
+    """
     await furnish(stack)
-    runs = [(each, seed) for each in experiments for seed in range(1, (1 if each.extra else how.seeds) + 1)]
     gate = asyncio.Semaphore(how.at_once)
 
     async def one(each: Experiment, seed: int) -> Verdict:
@@ -42,10 +45,13 @@ async def run_all(stack: Stack, experiments: list[Experiment], how: argparse.Nam
         print(report.line(each.row, verdict), flush=True)
         return verdict
 
-    together = await asyncio.gather(*(one(each, seed) for each, seed in runs if not each.alone))
-    by_themselves = [await one(each, seed) for each, seed in runs if each.alone]
+    verdicts: list[Verdict] = []
+    for seed in range(1, how.seeds + 1):
+        due = [each for each in experiments if seed == 1 or not each.extra]
+        verdicts += await asyncio.gather(*(one(each, seed) for each in due if not each.alone))
+        verdicts += [await one(each, seed) for each in due if each.alone]
     order = [each.row for each in experiments]
-    return sorted([*together, *by_themselves], key=lambda verdict: (order.index(verdict.row), verdict.seed))
+    return sorted(verdicts, key=lambda verdict: (order.index(verdict.row), verdict.seed))
 
 
 async def run_mutants(stack: Stack, jobs: int | None) -> dict[str, str]:

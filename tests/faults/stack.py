@@ -34,13 +34,6 @@ class TimedPostgres(Postgres):
         return [*super().command(), "-c", "track_commit_timestamp=on", "-c", "synchronous_commit=on", "-c", "fsync=on"]
 
 
-class QuickKafka(ApacheKafka):
-    """Lets members have short sessions, so that a dead one is missed soon."""
-
-    def properties(self) -> dict[str, str]:
-        return super().properties() | {"group.min.session.timeout.ms": "1000"}
-
-
 @dataclass
 class Stack:
     """Servers, and a template database with tenants and adapters that every run gets a copy of."""
@@ -92,7 +85,7 @@ def running_stack(directory: Path, kafka: ApacheKafka | None = None, s3: S3 | No
     """Servers that are not given are started, and stopped at the end. Call it from the main thread."""
     ours: list[ApacheKafka | Postgres | S3] = []
     if kafka is None:
-        kafka = QuickKafka(directory / "kafka", directory / "kafka.log", free_ports(2))
+        kafka = ApacheKafka(directory / "kafka", directory / "kafka.log", free_ports(2))
         ours.append(kafka)
     if s3 is None:
         keys = (secrets.token_hex(10), secrets.token_hex(20))

@@ -127,6 +127,7 @@ class ApacheKafka(Server):
             "share.coordinator.state.topic.replication.factor": "1",
             "share.coordinator.state.topic.min.isr": "1",
             "group.initial.rebalance.delay.ms": "0",
+            "group.min.session.timeout.ms": "1000",
         }
 
     def java(self, heap: str, *more_jars: Path) -> list[str]:
