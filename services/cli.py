@@ -21,7 +21,7 @@ COMMANDS = {
     "adapters": ("services.registry.commands:adapters", "Push adapters; decide which are served."),
     "endpoints": ("services.registry.commands:endpoints", "Register addresses for webhooks."),
     "submit": ("services.jobs.commands:submit", "Submit one job, or a file of them."),
-    "jobs": ("services.jobs.commands:jobs", "Look at jobs, their states and outputs."),
+    "jobs": ("services.jobs.commands:jobs", "Look at jobs and their outputs; cancel, replay."),
     "dlq": ("services.dlq.commands:dlq", "Look at dead letters and send them back."),
     "listen": ("services.webhook_receiver:listen", "Receive webhooks, check and print them."),
     "demo": ("services.demo.commands:demo", "Show the whole product at work."),

@@ -12,20 +12,24 @@ from typing import Any
 from uuid import UUID
 
 from opentelemetry.trace import SpanKind
+from pydantic import ValidationError
 
 from schemas.common import Lane
+from schemas.control import Cancellation
 from schemas.job import JobRequest
 from services import kafka, telemetry
+from services.errors import InputError
 from services.identifiers import uuid7
 from services.settings import Settings
 from services.signing import SIGNATURE_HEADER, signature
+from services.validation import sentence_of
 
 MAX_IN_FLIGHT = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Where the broker put a job: from here on it is not lost."""
+    """Where the broker put a job, or the cancellation of one: from here on it is not lost."""
 
     job_id: UUID
     topic: str
@@ -82,6 +86,18 @@ class JobProducer:
         ):
             assert request.job_id is not None
             return await self._send(topic, record_key(request), value, request.job_id, headers)
+
+    async def cancel(self, tenant: str, job_id: UUID) -> Receipt:
+        """Ask for a job to be cancelled, be it running, waiting or not even seen yet; one that ends first stays ended.
+
+        Returns once every in-sync replica has the record; raises InputError if `tenant` is no name of one,
+        RetryableError if the broker did not take it.
+        """
+        try:
+            value = Cancellation(tenant=tenant, job_id=job_id).model_dump_json().encode()
+        except ValidationError as error:
+            raise InputError(sentence_of(error)) from error
+        return await self._send(self._settings.control_topic, tenant.encode(), value, job_id)
 
     async def _send(
         self, topic: str, key: bytes | None, value: bytes, job_id: UUID, headers: Sequence[tuple[str, bytes]] = ()

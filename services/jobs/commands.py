@@ -106,7 +106,7 @@ def jobs() -> None:
     """Look at jobs: `loraq jobs` lists the newest, `loraq jobs JOB_ID` shows one with its output.
 
     Both take the options of `loraq jobs show --help`, for instance --tenant, --state and --json.
-    `loraq jobs replay JOB_ID` sends one anew that did not succeed.
+    `loraq jobs cancel JOB_ID --tenant T` cancels one, `loraq jobs replay JOB_ID` sends one anew that did not succeed.
     """
 
 
@@ -134,6 +134,19 @@ def show(job_id: UUID | None, tenant: str | None, state: str | None, limit: int,
     else:
         for row in rows:
             print_fields(row)
+
+
+@jobs.command()
+@click.argument("job_id", type=click.UUID)
+@click.option("--tenant", required=True, help="Owner of the job.")
+@click.option("--wait", is_flag=True, help="Wait until it has ended; exit status 1 unless it ended as cancelled.")
+@click.option("--wait-timeout", "wait_s", type=float, default=60.0, show_default=True, help="Longest wait, seconds.")
+@json_option
+def cancel(job_id: UUID, tenant: str, wait: bool, wait_s: float, as_json: bool) -> None:
+    """Cancel JOB_ID, be it running, waiting or not even seen yet. One that ends first stays as it ended."""
+    from services.jobs.cancelling import cancel_job
+
+    asyncio.run(cancel_job(load_settings(), tenant, job_id, wait_s if wait else None, as_json=as_json))
 
 
 @jobs.command()

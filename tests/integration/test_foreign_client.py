@@ -19,7 +19,7 @@ from tests.integration.world import TENANT, job_request, open_world
 from tests.waiting import eventually
 
 PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text(encoding="utf-8")
-PRODUCING, VERIFYING = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+PRODUCING, _, VERIFYING = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 KEYS = [f"acme/adapter-{number}" for number in range(12)]
 
 

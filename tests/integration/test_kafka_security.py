@@ -157,6 +157,7 @@ def a_wrong_password_gets_nowhere(cluster: SecureKafka, secured: Settings) -> No
         ["submit", "--tenant", TENANT, "--prompt", "x"],
         ["dlq", "list"],
         ["dlq", "replay", "--all"],
+        ["jobs", "cancel", "01930000-0000-7000-8000-000000000000", "--tenant", TENANT],
     ):
         failed = loraq(*command, settings=wrong)
         assert (failed.returncode, failed.stdout, failed.stderr) == (1, "", f"loraq: {refused}\n"), command

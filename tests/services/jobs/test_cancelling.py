@@ -1,0 +1,101 @@
+"""`loraq jobs cancel` and the producer's `cancel`, end to end: wherever the job is, and who may not."""
+
+import asyncio
+import json
+import re
+import subprocess
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from services.errors import InputError
+from services.identifiers import uuid7
+from services.jobs.cancelling import UNSEEN
+from services.producer import JobProducer
+from services.settings import Settings
+from services.signing import SIGNATURE_HEADER, signature
+from tests.integration.workers import FAULTY_ENGINE, running_worker
+from tests.integration.world import TENANT, World, job_request, open_world
+from tests.processes import loraq
+from tests.waiting import eventually
+
+PAGE = (Path(__file__).parents[3] / "docs" / "clients.md").read_text(encoding="utf-8")
+[CANCELLING] = re.findall(r"^```python\n(from services.producer .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+async def test_a_running_job_and_one_not_seen_yet_are_cancelled_and_one_that_ended_is_told(settings: Settings) -> None:
+    async with open_world(settings) as world, running_worker(settings, FAULTY_ENGINE):
+        hanging = await world.send_job(prompt="wait")
+        await eventually(lambda: is_running(world, hanging), what="the job to run")
+        cancelled = await cancel(settings, hanging, "--json")
+        row = json.loads(cancelled.stdout)
+        assert (cancelled.returncode, row["state"], row["error_code"]) == (0, "cancelled", "cancelled")
+
+        later = uuid7()
+        async with JobProducer.from_settings(settings) as producer:
+            receipt = await producer.cancel(TENANT, later)
+        assert receipt.topic == settings.control_topic
+        await world.send(job_request(job_id=str(later)))
+        [row] = await world.ended(later)
+        assert (row["state"], row["attempts"]) == ("cancelled", 0)
+
+        [done] = await world.ended(await world.send_job())
+        late = await cancel(settings, done["job_id"])
+        assert late.returncode == 1
+        assert late.stderr == f"loraq: job {done['job_id']} was not cancelled: it had ended before, as succeeded\n"
+
+
+async def is_running(world: World, job_id: UUID) -> bool:
+    return (await world.jobs()).get(job_id, {}).get("state") == "running"
+
+
+async def cancel(
+    settings: Settings, job_id: UUID, *options: str, tenant: str = TENANT
+) -> "subprocess.CompletedProcess[str]":
+    arguments = ["jobs", "cancel", str(job_id), "--tenant", tenant, "--wait", *options]
+    return await asyncio.to_thread(loraq, *arguments, settings=settings)
+
+
+async def test_a_cancellation_that_is_not_signed_by_its_tenant_cancels_nothing(settings: Settings) -> None:
+    settings = settings.model_copy(update={"require_signed_jobs": True})
+    async with open_world(settings) as world, running_worker(settings):
+        forged, mine = uuid7(), uuid7()
+        for key, job_id in (("lqpk_somebody_else", forged), (world.producer_key, mine)):
+            async with JobProducer.from_settings(settings, producer_key=key) as producer:
+                await producer.cancel(TENANT, job_id)
+        await eventually(lambda: remembered(world, mine), what="the signed one to be heard")
+        for job_id in (forged, mine):
+            value = json.dumps(job_request(job_id=str(job_id))).encode()
+            header = (SIGNATURE_HEADER, signature(world.producer_key.encode(), value).encode())
+            await world.send(value, headers=[header])
+        rows = await world.ended(forged, mine)
+    assert [row["state"] for row in rows] == ["succeeded", "cancelled"]
+
+
+async def remembered(world: World, job_id: UUID) -> bool:
+    rows = await world.rows("select job_id from loraq.cancellations")
+    return job_id in {row["job_id"] for row in rows}
+
+
+async def test_the_code_of_the_page_cancels(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    scope: dict[str, object] = {}
+    exec(CANCELLING, scope)  # noqa: S102  # the page's own code
+    scope["load_settings"] = lambda: settings
+    async with open_world(settings) as world, running_worker(settings):
+        job_id = uuid7()
+        await scope["cancel"](TENANT, job_id)  # type: ignore[operator]
+        await eventually(lambda: remembered(world, job_id), what="the cancellation to be remembered")
+
+
+async def test_what_cannot_be_asked_for_is_told(settings: Settings) -> None:
+    async with open_world(settings):
+        unknown = await cancel(settings, uuid7(), tenant="nobody")
+        assert (unknown.returncode, unknown.stdout) == (1, "")
+        assert unknown.stderr == "loraq: there is no tenant nobody; add it with `loraq tenants add nobody`\n"
+        waiting = await cancel(settings, uuid7(), "--wait-timeout", "11")
+        assert waiting.returncode == 1
+        assert UNSEEN in waiting.stderr
+        async with JobProducer.from_settings(settings) as producer:
+            with pytest.raises(InputError, match="field 'tenant'"):
+                await producer.cancel("Not A Name", uuid7())
