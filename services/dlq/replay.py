@@ -19,6 +19,7 @@ from services.registry.tenants import producer_keys
 from services.secrets import SecretBox
 from services.settings import Settings
 from services.topics import partitions_of, scan
+from services.validation import said_by
 
 BATCH = 100
 
@@ -60,9 +61,9 @@ async def replay(settings: Settings, wish: Wish) -> AsyncGenerator[list[Report],
     )
     async with open_pool(settings) as pool:
         run = _Run(settings, wish, order, pool, marks, producer)
-        with kafka.starting(settings):
-            await producer.start()
         try:
+            with kafka.starting(settings):
+                await producer.start()
             async with aclosing(_batches(settings, wish)) as batches:
                 left = wish.limit
                 async for batch in batches:
@@ -122,18 +123,13 @@ class _Run:
         async with transaction(self.pool, "look up replays") as connection:
             known = await self.marks.of(connection, letters)
             order = await self._with_keys(connection, letters)
-        reports: list[Report] = []
-        sends: list[Send] = []
-        for letter in letters:
-            if (mark := known.get(letter.place)) is not None and mark.sent_at is not None and not self.wish.again:
-                reports.append(_already(letter, mark))
-            elif len(reports) - sum(each.outcome == "already_replayed" for each in reports) + len(sends) < limit:
-                planned = plan(letter, order)
-                if isinstance(planned, Refuse):
-                    reports.append(Report(letter, "refused", reason=planned.reason))
-                else:
-                    sends.append(planned)
-        return reports + await self._send(sends)
+        done = {place for place, mark in known.items() if mark.sent_at is not None and not self.wish.again}
+        plans = [plan(letter, order) for letter in letters if letter.place not in done][:limit]
+        return [
+            *[_already(letter, known[letter.place]) for letter in letters if letter.place in done],
+            *[Report(each.letter, "refused", reason=each.reason) for each in plans if isinstance(each, Refuse)],
+            *await self._send([each for each in plans if isinstance(each, Send)]),
+        ]
 
     async def _with_keys(self, connection: Any, letters: Sequence[Letter]) -> Order:
         """The order with the tenants' keys, where edited letters are to be signed."""
@@ -141,6 +137,7 @@ class _Run:
             return self.order
         tenants = {letter.tenant for letter in letters if letter.tenant}
         tenants |= {str(content) for path, content in self.wish.edit.sets if path == "tenant"}
+        tenants |= {named for named in [said_by(None, self.wish.edit.value)[0]] if named}
         keys = await producer_keys(connection, SecretBox(self.settings.secret_key), tenants)
         return replace(self.order, producer_keys=keys)
 

@@ -22,8 +22,10 @@ from services.worker.pressure import Pressure
 from services.worker.records import TenantKey
 
 TICK_S = 0.25
-MAX_LOOKED_AT = 500
+MAX_LOOKED_AT = 200
 """Rejections per tick that are traced to their tenants: of a flood the rest is more of the same."""
+MAX_READ_BYTES = 64 * 1024
+"""Larger values are traced by their keys alone: reading them once was dear enough."""
 BREAKER, NO_TENANT = "breaker", "no tenant"
 STATE_NUMBERS = {BreakerState.CLOSED: 0, BreakerState.PROBING: 1, BreakerState.OPEN: 2}
 _log = telemetry.get_logger()
@@ -91,7 +93,7 @@ class Guard:
 
     async def _trace_rejections(self) -> None:
         rejected, self._rejected = list(self._rejected), deque(maxlen=MAX_LOOKED_AT)
-        named = [(each, name) for each in rejected if (name := said_by(each.record.key, each.record.value)[0])]
+        named = [(each, name) for each in rejected if (name := _tenant(each))]
         if not named:
             return
         tenants = await self._persistence.insist(partial(self._tenants_of, {name for _, name in named}))
@@ -130,3 +132,10 @@ class Guard:
         telemetry.alarm(
             _log, "Most jobs fail: no more are taken", action="breaker_open", reason=reason, probe_in_s=round(delay_s)
         )
+
+
+def _tenant(rejection: Rejection) -> str | None:
+    """The tenant that a record names, unchecked."""
+    value = rejection.record.value or b""
+    tenant, *_ = said_by(rejection.record.key, value if len(value) <= MAX_READ_BYTES else None)
+    return tenant
