@@ -9,7 +9,9 @@
 
 namespace loraq {
 
-constexpr int kMaxRows = 6;  // of 32 registers 6 x 4 hold sums and 4 weights; of 16 half as long 6 x 2 hold sums and 2 weights
+// Of 32 registers 6 x 4 hold sums and 4 weights; of 16 half as long 5 x 2 hold sums. With 6 x 2 GCC 12 spills four of them, which
+// took a third of the speed.
+constexpr int kMaxRows = kWidened ? 5 : 6;
 constexpr int64_t kWordsPerStep = 8;  // words of K between two rounds of prefetching
 constexpr int64_t kMostRowBlocksToPrefetch = 32;  // beyond, a block's products take far longer than its weights' arrival
 
@@ -153,8 +155,12 @@ void multiply_block(const InputRows<E>& rows, const LinearShape& shape, const ui
     case 2: return multiply_rows<E, 2>(rows, shape, w, out, prefetch);
     case 3: return multiply_rows<E, 3>(rows, shape, w, out, prefetch);
     case 4: return multiply_rows<E, 4>(rows, shape, w, out, prefetch);
+#if defined(__AVX512F__)
     case 5: return multiply_rows<E, 5>(rows, shape, w, out, prefetch);
     default: return multiply_rows<E, 6>(rows, shape, w, out, prefetch);
+#else
+    default: return multiply_rows<E, 5>(rows, shape, w, out, prefetch);
+#endif
   }
 }
 

@@ -19,7 +19,7 @@ inline double read_probe(const uint8_t* bytes, int64_t size) {
   return static_cast<double>(total.load());
 }
 
-constexpr int kProbeChains = 16;
+constexpr int kProbeChains = kWidened ? 5 : 16;  // as many as registers hold beside the factors
 
 // The arithmetic of a multiplication with its operands in registers; returns the floating-point operations done.
 template <class E>
@@ -28,8 +28,10 @@ double multiply_probe(int64_t repeats) {
   std::atomic<int> sink{0};
   parallel_ranges(num_threads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      f32x16 acc[kProbeChains];  // all different, or the compiler would compute one of them
-      for (int chain = 0; chain < kProbeChains; ++chain) acc[chain] = splat(static_cast<float>(chain));
+      float start[kProbeChains * kLanes];  // all different, or the compiler would compute one of them
+      for (int i = 0; i < kProbeChains * kLanes; ++i) start[i] = static_cast<float>(i);
+      f32x16 acc[kProbeChains];
+      for (int chain = 0; chain < kProbeChains; ++chain) acc[chain] = load_f32(start + chain * kLanes);
       // Neither factor is known when compiling: a product with 1 would be left out.
       u32x16 a = splat_bits(0x3f803f80u ^ static_cast<uint32_t>(repeats >> 40));
       u32x16 b = splat_bits(static_cast<uint32_t>(repeats) & 0x3fff3fffu);
@@ -37,7 +39,7 @@ double multiply_probe(int64_t repeats) {
 #pragma GCC unroll 16
         for (int chain = 0; chain < kProbeChains; ++chain) acc[chain] = E::multiply_add(acc[chain], a, b);
       }
-      for (int chain = 0; chain < kProbeChains; ++chain) sink += static_cast<int>(acc[chain][0]) & 1;
+      for (int chain = 0; chain < kProbeChains; ++chain) sink += sum_lanes(acc[chain]) > 0;  // every lane is wanted
     }
   });
   return 2.0 * E::kPerWord * kLanes * kProbeChains * static_cast<double>(repeats * num_threads);
