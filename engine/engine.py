@@ -33,7 +33,7 @@ from engine.model.config import read_model_config
 from engine.model.decoder import Decoder
 from engine.model.text import TextStream
 from engine.model.tokenizer import Tokenizer
-from engine.model.weights import load_weights
+from engine.model.weights import Stored, load_weights, stored_tensors
 from engine.model.workspace import Workspace
 from engine.runner import make_runner
 from engine.sampling import Sampled
@@ -61,10 +61,16 @@ class Engine:
 
     Raises ModelError when the model's directory cannot be served and ConfigurationError when memory is too small or the
     device is not there. `backend` takes the place of the one that the configuration's device asks for, `reader` that of
-    threads which read adapters beside the steps.
+    threads which read adapters beside the steps, `weights` that of the tensors in the model's directory.
     """
 
-    def __init__(self, config: EngineConfig, backend: Backend | None = None, reader: Reader | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        backend: Backend | None = None,
+        reader: Reader | None = None,
+        weights: Mapping[str, Stored] | None = None,
+    ) -> None:
         self.config = config
         self.model_config = read_model_config(config.model_dir)
         torch.set_num_threads(config.num_threads)
@@ -78,7 +84,7 @@ class Engine:
         self._pool = PagePool(self._storage.num_pages)
         self._residency = Residency(self._pool)
         self._adapters = self._make_store(reader or ThreadReader())
-        self._decoder = self._make_decoder(dtype)
+        self._decoder = self._make_decoder(dtype, weights or stored_tensors(config.model_dir))
         self._runner = make_runner(config, self._backend, self._decoder, self._adapters.tables, self._storage)
         self._scheduler = Scheduler(
             self._pool,
@@ -102,10 +108,10 @@ class Engine:
             loader = StagedLoader(backend.device, reader, storage, host)
         return AdapterStore(self.model_config, storage, self._pool, self._residency, tables, loader)
 
-    def _make_decoder(self, dtype: torch.dtype) -> Decoder:
+    def _make_decoder(self, dtype: torch.dtype, stored: Mapping[str, Stored]) -> Decoder:
         model, config = self.model_config, self.config
         kernels, where = self._backend.kernels, self._backend.device.where
-        weights = load_weights(config.model_dir, model, dtype, kernels, where)
+        weights = load_weights(stored, model, dtype, kernels, where)
         workspace = Workspace(model, dtype, config.max_batch_tokens, config.max_batch_size, where)
         return Decoder(model, weights, kernels, self._storage, self._adapters.tables, workspace)
 
@@ -125,6 +131,20 @@ class Engine:
     def has_work(self) -> bool:
         """True while a step would do something, or wait for an adapter that a request needs."""
         return bool(self._jobs or self._unclaimed)
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Prompt tokens of unfinished requests that no step has computed yet."""
+        return sum(
+            max(len(sequence.prompt_ids) - sequence.num_computed, 0)
+            for sequence in (job.sequence for job in self._jobs.values())
+        )
+
+    def evict_adapter(self, name: str) -> None:
+        """Give an adapter's pages back at once, if no request uses it; it stays loaded and comes back when needed."""
+        self._check_idle(AdapterName(name))
+        self._settle(AdapterName(name))
+        self._adapters.evict(AdapterName(name))
 
     def load_adapter(self, name: str, peft_dir: Path | str) -> AdapterInfo:
         """Check and load a PEFT directory under a name; the same content under the same name is loaded once.

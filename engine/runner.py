@@ -13,7 +13,7 @@ from engine.lora.tables import SlotTables
 from engine.memory.storage import Storage
 from engine.model.decoder import Decoder
 from engine.placement import arrays_of, padded, with_tensors, without_mix
-from engine.sampling import Sampled, sample
+from engine.sampling import Choices, Sampled, choices_of, choose, read, result_size, sample
 from engine.sequence import Sequence as Running
 from engine.staging import Staging
 
@@ -54,6 +54,9 @@ class RemoteRunner:
         per_sequence = BYTES_PER_SEQUENCE + 2 * blocks * 4
         num_bytes = config.max_batch_tokens * BYTES_PER_TOKEN + config.max_batch_size * per_sequence + SPARE_BYTES
         self._staging = Staging(backend.device, num_bytes)
+        self._vocabulary = decoder.config.vocab_size
+        width = result_size(self._vocabulary)
+        self._results = backend.device.host(config.max_batch_size * width * 8).view(torch.float64).view(-1, width)
         self.graphs = Graphs(backend.device, decoder.forward) if config.graphs else None
 
     def run(self, batch: StepBatch, rows: Sequence[Running]) -> list[Sampled]:
@@ -62,16 +65,27 @@ class RemoteRunner:
         here = without_mix(batch) if sizes is None else padded(batch, sizes)
         changes = list(self._tables.changes())
         arrays = arrays_of(here)
-        tensors = self._staging.send([*arrays, *(array for _, array in changes)])
-        step = with_tensors(here, tensors)
+        asked = choices_of(rows, self._vocabulary)
+        tensors = self._staging.send([*arrays, *asked, *(array for _, array in changes)])
+        step, rest = with_tensors(here, tensors), tensors[len(arrays) :]
+        choices = Choices(*rest[: len(asked)])
         with torch.inference_mode():
-            for (row, _), now in zip(changes, tensors[len(arrays) :], strict=True):
+            for (row, _), now in zip(changes, rest[len(asked) :], strict=True):
                 row.copy_(now)
             if self.graphs is None or sizes is None:
                 logits = self._decoder.forward(step)
             else:
                 logits = self.graphs.run(step, sizes, self._memory())
-            return sample(logits[: len(rows)], rows, self._backend.kernels) if rows else []
+            if not rows:
+                return []
+            return read(self._fetch(choose(logits[: len(rows)], choices, self._backend.kernels)), rows)
+
+    def _fetch(self, result: torch.Tensor) -> torch.Tensor:
+        """In host memory: the only time in a step that the host waits for the device."""
+        here, stream = self._results[: len(result)], self._backend.device.compute
+        stream.copy(here, result)
+        stream.mark().wait()
+        return here
 
     def _memory(self) -> tuple[object, ...]:
         layers = self._tables.layers

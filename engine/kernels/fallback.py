@@ -12,11 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.kernels import reference
+from engine.kernels.drawing import draw
 from engine.kernels.layout import column_tiles, matrix_of, tile_bytes
-from engine.kernels.reference import embed, logit_stats, pack_linear, rms_norm, rotate
+from engine.kernels.reference import begin_step, embed, logit_stats, pack_linear, rms_norm, rotate
 from engine.kernels.types import TILE_COLUMNS, TILE_RANKS, AttentionBatch, KvCache, LoraBatch, LoraTables, PackedLinear
 
 __all__ = [
+    "begin_step",
+    "draw",
     "embed",
     "linear",
     "logit_stats",

@@ -24,6 +24,10 @@ def pack_linear(weights: Sequence[Tensor], biases: Sequence[Tensor | None] = ())
     return PackedLinear(torch.cat(list(weights)), bias, weights[0].shape[1], sizes, weights[0].dtype)
 
 
+def begin_step() -> None:
+    """Nothing is kept."""
+
+
 def linear(x: Tensor, weight: PackedLinear, out: Tensor) -> None:
     """y = x W^T + b."""
     out.copy_(_base(x, weight))

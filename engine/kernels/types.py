@@ -77,8 +77,26 @@ class AttentionBatch:
     context_lens: Tensor
 
 
+@dataclass(frozen=True)
+class Limits:
+    """How each row of logits is drawn from: float64 [B] each; of the `restricted` rows, int64 [R], top_k and top_p too.
+
+    top_k: int64 [R], top_p: float64 [R]; uniform numbers are in [0, 1).
+    """
+
+    temperature: Tensor
+    min_p: Tensor
+    uniform: Tensor
+    restricted: Tensor
+    top_k: Tensor
+    top_p: Tensor
+
+
 class Kernels(Protocol):
-    """The operators of one backend. Outputs are the caller's buffers; nothing is kept between calls."""
+    """The operators of one backend. Outputs are the caller's buffers; nothing is kept between steps."""
+
+    def begin_step(self) -> None:
+        """Forget whatever was made of the last step's metadata: the same tensors may hold another's now."""
 
     def pack_linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None] = ()) -> PackedLinear:
         """Pack up to three [N_i, K] weights (and optional [N_i] biases) of one dtype for `linear`."""
@@ -140,3 +158,10 @@ class Kernels(Protocol):
 
     def logit_stats(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """(int64 [B] lowest index of the largest, float32 [B] log-sum-exp) of float32 logits [B, V]."""
+
+    def draw(self, logits: Tensor, limits: Limits) -> Tensor:
+        """int64 [B] tokens drawn from softmax(logits / temperature), float32 [B, V], without the least likely ones.
+
+        Of restricted rows the top_k likeliest stay, and of these the fewest whose share reaches top_p; of all rows
+        those with at least min_p of the likeliest's share.
+        """

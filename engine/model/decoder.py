@@ -42,6 +42,7 @@ class Decoder:
 
     def forward(self, step: StepBatch) -> Tensor:
         """Compute a step, store its keys and values; fp32 logits (sampled rows, vocabulary), valid until the next."""
+        self._kernels.begin_step()
         a = self._workspace.rows(step.num_tokens)
         self._embed(a.x, step)
         for index, layer in enumerate(self._weights.layers):

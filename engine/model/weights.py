@@ -13,6 +13,8 @@ from engine.lora.layout import to_tensor
 from engine.model.config import ModelConfig
 from engine.tensorfile import StoredTensor, TensorFileError, read_tensor_file
 
+Stored = StoredTensor | torch.Tensor
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
@@ -39,13 +41,13 @@ class ModelWeights:
 
 
 def load_weights(
-    model_dir: Path, config: ModelConfig, dtype: torch.dtype, kernels: Kernels, where: torch.device
+    stored: Mapping[str, Stored], config: ModelConfig, dtype: torch.dtype, kernels: Kernels, where: torch.device
 ) -> ModelWeights:
-    """Read and pack every weight once on the device, keeping nothing else of it.
+    """Pack every weight once on the device, keeping nothing else of it; `stored_tensors` are those of a directory.
 
     Raises ModelError naming a tensor that is missing, unknown or of the wrong shape.
     """
-    reader = _Reader(_stored_tensors(model_dir), dtype, kernels, where)
+    reader = _Reader(stored, dtype, kernels, where)
     hidden = config.hidden_size
     embedding = reader.packed("model.embed_tokens.weight", config.vocab_size, hidden)
     layers = tuple(_layer(reader, config, index) for index in range(config.num_layers))
@@ -56,7 +58,8 @@ def load_weights(
     return ModelWeights(embedding, layers, norm, head)
 
 
-def _stored_tensors(model_dir: Path) -> dict[str, StoredTensor]:
+def stored_tensors(model_dir: Path) -> dict[str, StoredTensor]:
+    """The base model's tensors in its files; raises ModelError when one of them is damaged or missing."""
     stored: dict[str, StoredTensor] = {}
     for name in weight_files(model_dir):
         try:
@@ -71,9 +74,7 @@ def _stored_tensors(model_dir: Path) -> dict[str, StoredTensor]:
 class _Reader:
     """Hands out tensors by name and knows which were never asked for."""
 
-    def __init__(
-        self, stored: Mapping[str, StoredTensor], dtype: torch.dtype, kernels: Kernels, where: torch.device
-    ) -> None:
+    def __init__(self, stored: Mapping[str, Stored], dtype: torch.dtype, kernels: Kernels, where: torch.device) -> None:
         self._stored, self._dtype, self._kernels, self._where = stored, dtype, kernels, where
         self._taken: set[str] = set()
 
@@ -82,11 +83,13 @@ class _Reader:
         stored = self._stored.get(name)
         if stored is None:
             raise ModelError(f"tensor {name} is missing from the base model's weights")
-        if stored.shape != shape:
-            raise ModelError(f"tensor {name} has shape {stored.shape}, but config.json makes it {shape}")
+        if tuple(stored.shape) != shape:
+            raise ModelError(f"tensor {name} has shape {tuple(stored.shape)}, but config.json makes it {shape}")
+        self._taken.add(name)
+        if isinstance(stored, torch.Tensor):
+            return stored.to(self._where, self._dtype)
         if stored.dtype not in ("F32", "F16", "BF16"):
             raise ModelError(f"tensor {name} is of type {stored.dtype}; supported are F32, F16 and BF16")
-        self._taken.add(name)
         return to_tensor(stored).to(self._where, self._dtype)
 
     def vector(self, name: str, size: int) -> torch.Tensor:

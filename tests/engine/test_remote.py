@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from engine import ConfigurationError, Engine, EngineConfig, Output, Request, SamplingParams
 from engine.backend import Backend
@@ -33,7 +34,14 @@ class CountingDevice(CpuDevice):
 
     def __init__(self) -> None:
         super().__init__()
-        self.recorded, self.replayed = 0, 0
+        self.recorded, self.replayed, self.copies = 0, 0, 0
+        copy = self.compute.copy
+
+        def counted(target: Tensor, source: Tensor) -> None:
+            self.copies += 1
+            copy(target, source)
+
+        self.compute.copy = counted  # type: ignore[method-assign]
 
     def record(self, work: Any) -> Any:
         self.recorded += 1
@@ -104,6 +112,28 @@ def test_one_recording_serves_every_mix(model_dir: Path, adapters: list[Path]) -
     assert run([None] * 4) == 2
     assert run(["2"] * 4) == 3
     assert run(["1"] * 4) == 3
+
+
+def test_a_step_copies_once_there_and_once_back(model_dir: Path, adapters: list[Path]) -> None:
+    """Whatever its rows ask of sampling; the copy back is the one time that the host waits."""
+    _, remote = engines(model_dir, adapters)
+    device = remote._backend.device
+    assert isinstance(device, CountingDevice)
+    for index, options in enumerate(SAMPLINGS):
+        sampling = SamplingParams(max_tokens=8, ignore_eos=True, seed=index, **options)
+        remote.add(Request(prompt_token_ids=[9, 8, index], adapter=str(index % 3), sampling=sampling))
+    while remote.has_work:
+        before = device.copies
+        remote.step()
+        assert device.copies == before + 2
+
+
+SAMPLINGS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0, "top_k": 5},
+    {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.3, "logprobs": 3},
+    {"presence_penalty": 1.0, "frequency_penalty": 0.5},
+]
 
 
 def test_a_larger_rank_or_new_tables_end_the_recordings(model_dir: Path, adapters: list[Path], tmp_path: Path) -> None:

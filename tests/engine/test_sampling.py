@@ -9,7 +9,7 @@ import torch
 
 from engine import SamplingParams
 from engine.kernels import load_cpu_kernels
-from engine.sampling import Sampled, _apply_penalties, sample
+from engine.sampling import Choices, Sampled, apply_penalties, choices_of, sample
 from engine.sequence import Sequence
 from engine.types import RequestId
 
@@ -130,7 +130,9 @@ def test_penalties_by_their_definition() -> None:
     expected[0, 3] -= 0.5 + 2 * 0.25
     expected[0, 4] -= 0.5 + 0.25
     changed = values.clone()
-    _apply_penalties(changed, rows)
+    choices = choices_of(rows, VOCABULARY)
+    assert choices.changed.tolist() == list(range(len(rows)))
+    apply_penalties(changed, Choices(*(torch.from_numpy(array) for array in choices)))
     torch.testing.assert_close(changed, expected)
 
 

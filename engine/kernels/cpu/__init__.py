@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from engine.kernels.cpu.build import load_library
-from engine.kernels.types import TILE_COLUMNS, AttentionBatch, KvCache, LoraBatch, PackedLinear
+from engine.kernels.drawing import draw
+from engine.kernels.types import TILE_COLUMNS, AttentionBatch, KvCache, Limits, LoraBatch, PackedLinear
 
 
 class CpuKernels:
@@ -38,6 +39,9 @@ class CpuKernels:
             self._ops.pack.default(weight.contiguous(), part)
         bias = _packed_bias(biases, blocks, dtype) if any(b is not None for b in biases) else None
         return PackedLinear(data, bias, in_features, tuple(len(w) for w in weights), dtype)
+
+    def begin_step(self) -> None:
+        """See `Kernels.begin_step`: nothing is kept."""
 
     def linear(self, x: Tensor, weight: PackedLinear, out: Tensor) -> None:
         """See `Kernels.linear`."""
@@ -106,6 +110,10 @@ class CpuKernels:
         logsumexp = torch.empty(len(logits), dtype=torch.float32)
         self._logit_stats(logits, argmax, logsumexp)
         return argmax, logsumexp
+
+    def draw(self, logits: Tensor, limits: Limits) -> Tensor:
+        """See `Kernels.draw`."""
+        return draw(logits, limits)
 
     def probes(self) -> Any:
         """The namespace with `read_probe` and `multiply_probe`, by which the benchmark measures the machine."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.triton.attention import Attention
+from engine.kernels.triton.drawing import Drawing
 from engine.kernels.triton.elementwise import Elementwise
 from engine.kernels.triton.launch import Runner, Scratch, device_architecture, run
 from engine.kernels.triton.linear import Linear
@@ -13,7 +14,7 @@ from engine.kernels.triton.lora import Lora
 from engine.kernels.triton.plan import Plans
 from engine.kernels.triton.rope import Rope
 from engine.kernels.triton.table import row_architecture
-from engine.kernels.types import AttentionBatch, KvCache, LoraBatch, PackedLinear
+from engine.kernels.types import AttentionBatch, KvCache, Limits, LoraBatch, PackedLinear
 
 
 class TritonKernels:
@@ -30,11 +31,12 @@ class TritonKernels:
     def __init__(self, runner: Runner = run, capability: int | None = None, *, batch_invariant: bool = False) -> None:
         architecture = row_architecture(device_architecture() if capability is None else capability)
         self.scratch = Scratch()
-        plans = Plans(runner)
+        self._plans = plans = Plans(runner)
         self._lora = Lora(runner, architecture, self.scratch, invariant=batch_invariant)
         self._attention = Attention(runner, architecture, self.scratch, plans, invariant=batch_invariant)
         self._rope = Rope(runner, plans)
         self._elementwise = Elementwise(runner)
+        self._drawing = Drawing(runner)
         self._linear = Linear(runner, architecture) if batch_invariant else None
 
     def pack_linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None] = ()) -> PackedLinear:
@@ -46,6 +48,11 @@ class TritonKernels:
             filled = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
             bias = torch.cat(filled)
         return PackedLinear(data, bias, data.shape[1], tuple(len(w) for w in weights), data.dtype)
+
+    def begin_step(self) -> None:
+        """See `Kernels.begin_step`: work lists are made anew."""
+        self._plans.forget()
+        self._lora.begin_step()
 
     def linear(self, x: Tensor, weight: PackedLinear, out: Tensor) -> None:
         """See `Kernels.linear`."""
@@ -120,6 +127,10 @@ class TritonKernels:
     def logit_stats(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """See `Kernels.logit_stats`."""
         return self._elementwise.logit_stats(logits)
+
+    def draw(self, logits: Tensor, limits: Limits) -> Tensor:
+        """See `Kernels.draw`."""
+        return self._drawing.draw(logits, limits)
 
 
 def _product_in_float32(x: Tensor, weight: PackedLinear, out: Tensor) -> None:

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine.kernels.triton.shapes import MODELS, ModelShape
-from engine.kernels.triton.table import ATTENTION, SHRINK, width
+from engine.kernels.triton.table import ATTENTION, EXPAND, SHRINK, width
+from engine.kernels.types import TILE_COLUMNS
 
 BANDWIDTH = {"H100 SXM": 3.35e12, "H200": 4.8e12}
 VALUE, FLOAT = 2, 4
@@ -12,6 +13,9 @@ LARGE_BYTES = 64 << 20
 LARGE_SHARE = 0.70
 SMALL_EXTRA_S = 3e-6
 RATIO_KEPT = 0.95
+# Assumed, not measured: what a launch less saves in a replayed graph, the L2's speed over the memory's, and how fast
+# one program of a few warps reads.
+LAUNCH_S, L2_SPEEDUP, PROGRAM_BYTES_PER_S = 2e-6, 3, 60e9
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,18 @@ def lora_share_to_reach(costs: list[KernelCost]) -> float:
     """The LoRA kernels' speed over that of the rest which keeps 95 % of `ratio`."""
     allowed = ratio(costs)
     return (1 / allowed - 1) / (1 / (RATIO_KEPT * allowed) - 1)
+
+
+def fused_added_s(load: Load, group: str, bandwidth: float) -> float:
+    """Seconds that one launch for shrink and expand would add, by model: every block of columns repeats the shrink.
+
+    All blocks read their projection's A, from the L2; and each of them alone reads it whole before it begins to expand.
+    """
+    k, sizes, _ = load.model.groups[group]
+    columns = EXPAND["decode", 90].tiles_n * TILE_COLUMNS
+    matrix = load.rank * k * VALUE
+    repeats = sum(-(-n // columns) - 1 for n in sizes)
+    return max(load.adapters * repeats * matrix / (L2_SPEEDUP * bandwidth), matrix / PROGRAM_BYTES_PER_S)
 
 
 LLAMA = next(model for model in MODELS if model.name == "Llama-3-8B")

@@ -178,6 +178,10 @@ class Lora:
         self._plans = Plans(run)
         self._ranks = RankBound()
 
+    def begin_step(self) -> None:
+        """See `Kernels.begin_step`."""
+        self._plans.forget()
+
     def apply(
         self, y: Tensor, x: Tensor, out_features: Sequence[int], lora: LoraBatch, layer: int, projection: int
     ) -> None:

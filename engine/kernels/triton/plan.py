@@ -100,6 +100,10 @@ class Plans:
         self._step: tuple[tuple[Tensor, int], ...] = ()
         self._lists: dict[tuple[int, int], WorkList] = {}
 
+    def forget(self) -> None:
+        """The next list is built anew, also for the same tensors: a recorded step must contain its lists' making."""
+        self._step, self._lists = (), {}
+
     def get(self, bounds: Tensor, owners: Tensor | None, num_rows: int, block_m: int) -> WorkList:
         """The list for these segments and this block size."""
         step = tuple((t, version(t)) for t in (bounds, owners) if t is not None)

@@ -10,7 +10,7 @@ from engine.kernels.layout import tile_bytes
 from engine.kernels.triton import TritonKernels
 from engine.kernels.triton.launch import Launch
 from engine.kernels.triton.table import Architecture
-from engine.kernels.types import AttentionBatch, KvCache, LoraBatch, LoraTables, PackedLinear
+from engine.kernels.types import AttentionBatch, KvCache, Limits, LoraBatch, LoraTables, PackedLinear
 
 TOKENS_PER_PAGE = 16
 STEPS = {"decode": (32, 1), "prefill": (4, 512), "invariant": (4, 128)}
@@ -78,7 +78,15 @@ def launches(
             kernels.silu_mul(step.rows(2 * model.inner), step.rows(model.inner))
     kernels.rms_norm(step.rows(model.hidden), step.weight(), 1e-5, step.rows(model.hidden), step.rows(model.hidden))
     kernels.logit_stats(torch.empty(num_sequences, model.vocabulary, device="meta"))
+    if phase != "prefill":
+        _draw(kernels, model.vocabulary)
     return recorded
+
+
+def _draw(kernels: TritonKernels, vocabulary: int) -> None:
+    """Of a few rows, all of them restricted."""
+    floats, ids = (torch.empty(4, dtype=dtype, device="meta") for dtype in (torch.float64, torch.int64))
+    kernels.draw(torch.empty(4, vocabulary, device="meta"), Limits(floats, floats, floats, ids, ids, floats))
 
 
 def _attend(kernels: TritonKernels, step: "_Step") -> None:

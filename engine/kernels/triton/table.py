@@ -148,6 +148,7 @@ ROWS: dict[str, RowBlocks] = {
     "silu_mul": RowBlocks(1024, 4),
     "embed": RowBlocks(1024, 4),
     "logit_stats": RowBlocks(4096, 8),
+    "draw": RowBlocks(1024, 4),
 }
 
 

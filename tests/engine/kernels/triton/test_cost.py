@@ -2,7 +2,17 @@
 
 from dataclasses import replace
 
-from engine.kernels.triton.cost import EXAMPLE, LLAMA, decode_step, lora_share_to_reach, ratio, report
+from engine.kernels.triton.cost import (
+    BANDWIDTH,
+    EXAMPLE,
+    LAUNCH_S,
+    LLAMA,
+    decode_step,
+    fused_added_s,
+    lora_share_to_reach,
+    ratio,
+    report,
+)
 
 
 def test_base_weights_are_those_of_the_model() -> None:
@@ -45,3 +55,12 @@ def test_the_report_has_a_row_for_every_kernel() -> None:
     text = report()
     assert all(f"| {cost.name} | {cost.launches} |" in text for cost in decode_step(EXAMPLE))
     assert LLAMA.name in text
+
+
+def test_a_fused_shrink_and_expand_would_add_more_than_a_launch_saves() -> None:
+    """The reason why there is none."""
+    for group in LLAMA.groups:
+        for bandwidth in BANDWIDTH.values():
+            assert fused_added_s(EXAMPLE, group, bandwidth) > 2 * LAUNCH_S
+    few, many = (replace(EXAMPLE, adapters=adapters, rank=8) for adapters in (1, 32))
+    assert fused_added_s(few, "o", 3.35e12) < fused_added_s(many, "o", 3.35e12)

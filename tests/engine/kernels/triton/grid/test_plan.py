@@ -74,3 +74,18 @@ def test_the_grid_does_not_depend_on_who_is_in_the_batch() -> None:
         kernels.lora_apply(torch.empty(32, 64), torch.empty(32, 64), (64,), type(batch)(tables, segments, slots), 1, 3)
         grids.add(tuple(launch.grid for launch in started))
     assert len(grids) == 1
+
+
+def test_a_recorded_step_contains_the_making_of_its_work_lists() -> None:
+    """It is computed once before it is recorded, on the same tensors: only a new step builds the lists again."""
+    from engine.kernels.triton import TritonKernels
+
+    tables = adapter_tables([(8,) * 7, (1,) * 7], Shapes(64, 64, 128), FP32)
+    batch, started = lora_batch(tables, [0, 1, 1]), list[Launch]()
+    kernels = TritonKernels(started.append, 90)
+    for _ in range(2):
+        started.clear()
+        kernels.begin_step()
+        for _ in range(2):
+            kernels.lora_apply(torch.empty(3, 64), torch.empty(3, 64), (64,), batch, 1, 3)
+        assert [launch.name for launch in started] == ["list_items", "shrink", "expand", "shrink", "expand"]
