@@ -16,7 +16,7 @@ from engine.check.gpu import pytest_command
 from engine.check.speed import Case, requests_of
 from engine.check.suite import EngineReport, Scale, engine_table, measure_engine
 from engine.device import CpuDevice
-from engine.kernels import load_cpu_kernels
+from engine.kernels import fallback, load_cpu_kernels
 from engine.kernels.triton.shapes import ModelShape
 
 ROOT = Path(__file__).parents[3]
@@ -48,6 +48,8 @@ def test_without_a_gpu_it_says_so_and_exits_with_2() -> None:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> EngineReport:
     """Everything that is measured, on a tiny model, the CPU as the device."""
+    if load_cpu_kernels() is fallback:
+        pytest.skip("torch's own operators know no rows that are padding")
     backend = Backend(CpuDevice(), load_cpu_kernels(), is_remote=True)
     make_engine = partial(Engine, backend=backend)
     return measure_engine(TINY, tmp_path_factory.mktemp("check"), make_engine, lambda: None, None)
