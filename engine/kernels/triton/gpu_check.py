@@ -1,15 +1,23 @@
-"""Measures the CUDA kernels on this machine's GPU and holds them to their targets; `engine.check.gpu` is the command.
+"""Checks the CUDA kernels on this machine's GPU and measures them; exit code 2 where there is none.
 
-Each LoRA kernel and attention in the shapes of Llama-3-8B, with a cold L2 and without launch costs (a replayed graph),
-against what a copy on the same device reaches and against two ways to do it with torch alone.
+`python3 -m engine.kernels.triton.gpu_check` from the repository's root, or `make gpu-check`. Runs the full test grid on
+the device, then measures each LoRA kernel and attention in the shapes of Llama-3-8B, with a cold L2 and without launch
+costs (a replayed graph), against what a copy on the same device reaches and against two ways to do it with torch
+alone. Prints one table and writes gpu-check.json.
 """
 
+import json
+import os
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
+import triton
 
 from engine.kernels.accuracy import TOLERANCE, error
 from engine.kernels.triton import TritonKernels
@@ -26,6 +34,9 @@ from engine.kernels.triton.workload import (
 from engine.kernels.types import AttentionBatch, KvCache
 
 DTYPE = torch.bfloat16
+REPORT = Path("gpu-check.json")
+GRID = "tests/engine/kernels/triton/grid"
+NO_GPU = 2
 FLUSH_BYTES = 512 << 20
 COPY_BYTES = 1 << 30
 REPEATS = 30
@@ -91,6 +102,15 @@ class Clock:
         share = least / seconds
         reached = share >= LARGE_SHARE if num_bytes >= LARGE_BYTES else seconds <= least + SMALL_EXTRA_S
         return Measurement(kernel, case, seconds, num_bytes, share, reached)
+
+
+def run_grid() -> int:
+    """The full test grid on the device; its exit code. Warnings of versions that we do not pin fail nothing here."""
+    environment = {**os.environ, "KERNEL_GRID": "full"}
+    environment.pop("TRITON_INTERPRET", None)
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-W", "default", GRID], env=environment, check=False
+    ).returncode
 
 
 def run_all(launches: list[Launch]) -> None:
@@ -207,17 +227,36 @@ def table(found: list[Measurement]) -> str:
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class KernelReport:
-    """All that was found; `worst_error` in units of the tolerance."""
-
-    worst_error: float
-    copy_bandwidth: float
-    measurements: list[Measurement]
-
-
-def measure_kernels() -> KernelReport:
-    """Check large shapes, then measure."""
+def main() -> int:
+    """Check, measure, report; 0 when everything is right, 1 when not, 2 without a GPU."""
+    if not torch.cuda.is_available():
+        sys.stderr.write(
+            "gpu-check: torch sees no CUDA device here, so nothing was checked; run it on a GPU machine.\n"
+        )
+        return NO_GPU
+    name = torch.cuda.get_device_name()
+    sys.stdout.write(f"{name}, torch {torch.__version__}, Triton {triton.__version__}\n")
+    grid = run_grid()
     worst = check_large_shapes()
     clock = Clock()
-    return KernelReport(worst, clock.copy_bandwidth, [*measure_lora(clock), *measure_attention(clock)])
+    found = [*measure_lora(clock), *measure_attention(clock)]
+    sys.stdout.write(
+        f"{table(found)}\ncopy: {clock.copy_bandwidth / 1e12:.2f} TB/s; worst error: {worst:.2f} tolerances\n"
+    )
+    report = {
+        "gpu": name,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "command": "python3 -m engine.kernels.triton.gpu_check",
+        "dtype": "bfloat16",
+        "grid_exit_code": grid,
+        "worst_error_in_tolerances": worst,
+        "copy_bytes_per_s": clock.copy_bandwidth,
+        "measurements": [asdict(m) for m in found],
+    }
+    REPORT.write_text(json.dumps(report, indent=1) + "\n")
+    return int(grid != 0 or worst >= 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,5 +1,8 @@
 """The measuring command, as far as a machine without a GPU can show it."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -11,6 +14,14 @@ from engine.kernels.triton.workload import Padded, Workload, adapter_tables, gat
 
 TINY = ModelShape("tiny", 1, 128, 2, 1, 64, 192, 500)
 FP32 = torch.float32
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to check")
+def test_without_a_gpu_it_says_so_and_exits_with_2() -> None:
+    command = [sys.executable, "-m", "engine.kernels.triton.gpu_check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "no CUDA device" in done.stderr
 
 
 def expected(work: Workload) -> torch.Tensor:
