@@ -46,8 +46,8 @@ async def run_all(stack: Stack, experiments: list[Experiment], how: argparse.Nam
         return verdict
 
     verdicts: list[Verdict] = []
-    for seed in range(1, how.seeds + 1):
-        due = [each for each in experiments if seed == 1 or not each.extra]
+    for seed in range(how.first_seed, how.first_seed + how.seeds):
+        due = [each for each in experiments if seed == how.first_seed or not each.extra]
         verdicts += await asyncio.gather(*(one(each, seed) for each in due if not each.alone))
         verdicts += [await one(each, seed) for each in due if each.alone]
     order = [each.row for each in experiments]
@@ -72,6 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make faults", description=__doc__)
     parser.add_argument("--faults", default="", help="rows, separated by commas; all by default")
     parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--first-seed", type=int, default=1, help="to go on where a session was cut short")
     parser.add_argument("--jobs", type=int, default=None, help="jobs a run, instead of each experiment's own number")
     parser.add_argument("--at-once", type=int, default=AT_ONCE, help="runs side by side")
     parser.add_argument("--mutants", action="store_true", help="run the product with defects instead")

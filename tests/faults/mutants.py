@@ -7,9 +7,9 @@ from uuid import uuid4
 
 from services.database import transaction
 from services.dispatcher.sender import Sender
-from services.worker import ledger
 from services.worker import statements as sql
 from services.worker.acceptor import Acceptor
+from services.worker.commits import Commit, Commits
 from services.worker.rows import outbox_columns
 from services.worker.store import JobStore
 
@@ -23,8 +23,13 @@ def _replaced(name: str, old: str, new: str) -> None:
 
 
 def offset_before_commit() -> None:
-    """A position may be committed as soon as its records were handed out."""
-    ledger._Column.position = property(lambda column: column.frontier)  # type: ignore[assignment, method-assign]
+    """What is committed is where the next record will come from, whatever became of those below it."""
+
+    def commit(self: Commits, partition: Any) -> Commit:
+        standing = self._ledger.standing(partition)
+        return Commit(standing.frontier, "", standing.changes)
+
+    Commits._commit = commit  # type: ignore[method-assign]
 
 
 def no_fence() -> None:

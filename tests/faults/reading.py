@@ -37,6 +37,8 @@ from loraq.usage_hourly group by 1, 2, 3
 """
 SETTLED = """
 select tenant, job_id from loraq.jobs where state in ('succeeded', 'failed', 'cancelled', 'expired', 'parked')
+union
+select tenant, job_id from loraq.parked_jobs  -- of a job that another worker still has, too
 """
 PENDING = "select count(*) from loraq.outbox where state = 'pending'"
 UNFINISHED = """
@@ -85,7 +87,7 @@ class Tables:
         return {job.key for job in await self.jobs() if job.state in TERMINAL}
 
     async def settled(self) -> set[Key]:
-        """Jobs whose records may be passed: terminal or parked."""
+        """Jobs whose records may be passed: terminal, or durably parked."""
         return {Key(row["tenant"], row["job_id"]) for row in await self.rows(SETTLED)}
 
 
