@@ -185,7 +185,7 @@ def _expectation(row: Row) -> str:
 
 
 def _said(row: Row) -> str:
-    said = f" Seen: {'; '.join(row.notes)}." if row.notes else ""
+    said = f" Seen: {'; '.join(dict.fromkeys(row.notes))}." if row.notes else ""
     shown = "".join(f"\n  - {problem}" for problem in row.problems[:MAX_SHOWN])
     return said + (f" **Not as it must be:**{shown}" if shown else "")
 
