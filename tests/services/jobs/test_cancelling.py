@@ -36,6 +36,7 @@ async def test_a_running_job_and_one_not_seen_yet_are_cancelled_and_one_that_end
         async with JobProducer.from_settings(settings) as producer:
             receipt = await producer.cancel(TENANT, later)
         assert receipt.topic == settings.control_topic
+        await eventually(lambda: remembered(world, later), what="the cancellation, which nothing orders before the job")
         await world.send(job_request(job_id=str(later)))
         [row] = await world.ended(later)
         assert (row["state"], row["attempts"]) == ("cancelled", 0)
