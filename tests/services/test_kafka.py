@@ -11,6 +11,7 @@ from aiokafka.admin import NewTopic
 from aiokafka.errors import (
     KafkaConnectionError,
     MessageSizeTooLargeError,
+    NoOffsetForPartitionError,
     SaslAuthenticationFailed,
     TopicAuthorizationFailedError,
     UnsupportedSaslMechanismError,
@@ -68,7 +69,8 @@ async def test_a_dead_letter_may_be_larger_than_a_job(broker_settings: Settings)
         await dead.stop()
 
 
-async def test_a_consumer_starts_at_the_oldest_record_and_moves_only_by_commit(broker_settings: Settings) -> None:
+async def test_a_consumer_chooses_no_position_by_itself_and_moves_only_by_commit(broker_settings: Settings) -> None:
+    """Where the group has no position, polling says so; what was taken and not committed comes again."""
     await kafka.ensure_topics(broker_settings)
     topic = broker_settings.jobs_topic(Lane.STANDARD)
     producer = kafka.producer(broker_settings)
@@ -76,22 +78,30 @@ async def test_a_consumer_starts_at_the_oldest_record_and_moves_only_by_commit(b
     for _ in range(3):
         await producer.send_and_wait(topic, b"value", partition=0)
     await producer.stop()
-    for commit in (None, 2):
-        assert await offsets_seen(broker_settings, topic, commit) == [0, 1, 2]
-    assert await offsets_seen(broker_settings, topic, None) == [2]
+    with pytest.raises(NoOffsetForPartitionError):
+        await offsets_seen(broker_settings, topic)
+    for commit in (0, None, 2):
+        assert await offsets_seen(broker_settings, topic, seek=0 if commit == 0 else None, commit=commit) == [0, 1, 2]
+    assert await offsets_seen(broker_settings, topic) == [2]
 
 
-async def offsets_seen(settings: Settings, topic: str, commit: int | None) -> list[int]:
+async def offsets_seen(
+    settings: Settings, topic: str, *, seek: int | None = None, commit: int | None = None
+) -> list[int]:
+    """Offsets of one partition up to the third record, from where the group stands or from `seek`."""
+    partition = TopicPartition(topic, 0)
     consumer = kafka.job_consumer(settings)
     consumer.subscribe([topic])
     await consumer.start()
     try:
+        if seek is not None:
+            consumer.seek(partition, seek)
         seen: list[int] = []
         while not seen or seen[-1] < 2:
-            for records in (await consumer.getmany(timeout_ms=500)).values():
+            for records in (await consumer.getmany(partition, timeout_ms=500)).values():
                 seen += [record.offset for record in records]
         if commit is not None:
-            await consumer.commit({TopicPartition(topic, 0): commit})
+            await consumer.commit({partition: commit})
         return seen
     finally:
         await kafka.leave(consumer)
