@@ -83,6 +83,7 @@ async def bare(settings: Settings, pool: Pool, schema: str, count: int) -> float
     topic = settings.jobs_topic(settings.lanes[0])
     consumer.subscribe([topic])
     await consumer.start()
+    await consumer.seek_to_beginning()  # the worker's consumer chooses no position by itself
     handled, began = 0, 0.0
     statements = [INSERT_MANY.format(schema=schema, table=table) for table in ("jobs", "results")]
     try:
