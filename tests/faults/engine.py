@@ -70,7 +70,7 @@ class PacedEngine(EchoEngine):
         self._admit()
         now = time.monotonic()
         earliest = min((due for due, _ in self._running.values()), default=now)
-        time.sleep(min(max(0.0, earliest - now), MAX_SLEEP_S))
+        time.sleep(min(max(0.0, earliest - now), MAX_SLEEP_S))  # stands for the time that a step's work takes
         now = time.monotonic()
         finished = [request_id for request_id, (due, _) in self._running.items() if due <= now]
         return [self._echo(self._running.pop(request_id)[1]) for request_id in finished]

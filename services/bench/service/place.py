@@ -60,5 +60,5 @@ async def _remove_topics(settings: Settings) -> None:
     try:
         async with kafka.admin(settings) as client:
             await client.delete_topics(names)
-    except (RetryableError, KafkaError, NotImplementedError) as error:
+    except (RetryableError, KafkaError, NotImplementedError) as error:  # the last: a broker that cannot delete topics
         _log.warning("Topics not removed", action="bench_topics_left", topics=names, reason=str(error))
