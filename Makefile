@@ -54,9 +54,9 @@ fmt: $(VENV)/.dev ## format the code and apply the safe fixes
 bench: $(VENV)/.local ## measure the engine; BENCH="engine --distinct 0 --json" chooses what, LORAQ_BASE_MODEL on which model
 	@export LORAQ_BASE_MODEL="$${LORAQ_BASE_MODEL:-$$($(BIN)/python -c '$(BASE_MODEL)')}"; $(BIN)/loraq bench $(BENCH)
 
-faults: $(VENV)/.dev ## break everything that can break, on real servers, and write docs/reliability.md; FAULTS="2,4" SEEDS=1 JOBS=100, MUTANTS=1
+faults: $(VENV)/.dev ## break everything that can break, on real servers, and write docs/reliability.md; FAULTS="2,4" SEEDS=1 FIRST_SEED=3 JOBS=100, MUTANTS=1
 	$(BIN)/python -m tests.faults $(if $(FAULTS),--faults "$(FAULTS)") $(if $(SEEDS),--seeds $(SEEDS)) \
-		$(if $(JOBS),--jobs $(JOBS)) $(if $(MUTANTS),--mutants)
+		$(if $(FIRST_SEED),--first-seed $(FIRST_SEED)) $(if $(JOBS),--jobs $(JOBS)) $(if $(MUTANTS),--mutants)
 
 # Threads that spin while they wait for each other make a machine that does something else as well many times slower.
 adapters: $(VENV)/.dev ## train the example adapters anew and score them (about ten minutes on two cores)

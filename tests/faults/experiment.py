@@ -95,7 +95,7 @@ async def carry_out(stack: Stack, which: Experiment, seed: int, jobs: int | None
             run.problems.append(str(error) or f"{type(error).__name__} after {time.monotonic() - begun:.0f} s")
         snapshot = await run.snapshot()
         if which.checked:
-            run.expect(run.watch.looks > 0, "nobody looked at the offsets while it ran")
+            run.expect(run.watch.looks > 0, f"nobody saw an offset move while it ran: {run.watch.trouble}")
             run.problems += [str(violation) for violation in check(snapshot)]
         seconds = time.monotonic() - begun
         return Verdict(which.row, seed, figures(snapshot), seconds, tuple(run.problems), tuple(run.notes))

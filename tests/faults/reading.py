@@ -41,6 +41,9 @@ union
 select tenant, job_id from loraq.parked_jobs  -- of a job that another worker still has, too
 """
 PENDING = "select count(*) from loraq.outbox where state = 'pending'"
+ENDED = """
+select count(*) from loraq.jobs where state in ('succeeded', 'failed', 'cancelled', 'expired')
+"""
 UNFINISHED = """
 select count(*) from loraq.jobs where state not in ('succeeded', 'failed', 'cancelled', 'expired')
 """

@@ -1,9 +1,10 @@
-"""The report: a line per run, a table per experiment, and docs/reliability.md with the newest runs of each row."""
+"""The report: a line per run, a table per experiment, and docs/reliability.md with the runs of one commit."""
 
 import json
 import os
 import platform
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -20,6 +21,9 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
 STORE = ROOT / ".faults" / "runs.jsonl"
 MAX_SHOWN = 6
+SEEDS = 5
+PRODUCT = ("engine", "migrations", "schemas", "services")
+SUITE = ("tests/faults", "tests/servers")
 
 HEAD = """# Reliability
 
@@ -46,11 +50,11 @@ MUTANTS = """
 
 @dataclass(frozen=True)
 class Run:
-    """A run as it is remembered: what came of it, on which day, and with which code."""
+    """A run as it is remembered: what came of it, on which day, and with which suite."""
 
     verdict: Verdict
     date: str
-    commit: str
+    suite: str
 
 
 @dataclass(frozen=True)
@@ -109,16 +113,18 @@ def table(rows: Iterable[Row]) -> str:
     head = "| # | fault | seeds | jobs | lost | duplicate rows | early webhooks | calls per job | seconds | result |"
     lines = [head, "|---|---|---|---|---|---|---|---|---|---|"]
     for each in rows:
-        figures = (each.seeds, f"{each.jobs:,}", each.lost, each.duplicates, each.orphan_webhooks)
+        which = EXPERIMENTS[each.row]
+        figures = (f"{each.jobs:,}", each.lost, each.duplicates, each.orphan_webhooks, f"{each.calls_per_job:.2f}")
         said = "passed" if not each.problems else f"**failed** ({len(each.problems)} problems)"
-        cells = (each.row, EXPERIMENTS[each.row].fault, *figures, f"{each.calls_per_job:.2f}", each.seconds, said)
+        checked = figures if which.checked else ("-",) * len(figures)  # such a row judges itself
+        cells = (each.row, which.fault, each.seeds, *checked, each.seconds, said)
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(lines)
 
 
 def remember(verdict: Verdict) -> None:
     """Keep a run at once: a session that is cut short loses only the run that it was in."""
-    _append({"verdict": asdict(verdict), "date": datetime.now(UTC).date().isoformat(), "commit": commit()})
+    _append({"verdict": asdict(verdict), "date": datetime.now(UTC).date().isoformat(), "suite": commit(*SUITE)})
 
 
 def remember_mutant(name: str, said: str) -> None:
@@ -129,18 +135,21 @@ def remember_mutant(name: str, said: str) -> None:
 def _append(entry: dict[str, Any]) -> None:
     STORE.parent.mkdir(exist_ok=True)
     with STORE.open("a") as store:
-        store.write(json.dumps(entry) + "\n")
+        store.write(json.dumps(entry | {"product": commit(*PRODUCT)}) + "\n")
 
 
-def recall() -> tuple[list[Run], dict[str, str]]:
-    """The newest run of each row and seed, by row and seed, and the newest word on each mutant."""
+def recall(product: str) -> tuple[list[Run], dict[str, str]]:
+    """With the product as of that commit: the newest run of each row and seed, in their order, and the newest word on
+    each mutant."""
     runs: dict[tuple[str, int], Run] = {}
     mutants: dict[str, str] = {}
     for entry in map(json.loads, STORE.read_text().splitlines()):
+        if entry["product"] != product:
+            continue
         if "mutant" in entry:
             mutants[entry["mutant"]] = entry["said"]
         else:
-            run = Run(_verdict(entry["verdict"]), entry["date"], entry["commit"])
+            run = Run(_verdict(entry["verdict"]), entry["date"], entry["suite"])
             runs[run.verdict.row, run.verdict.seed] = run
     order = list(EXPERIMENTS)
     known = [key for key in runs if key[0] in EXPERIMENTS]
@@ -152,31 +161,47 @@ def _verdict(entry: dict[str, Any]) -> Verdict:
     return Verdict(**entry | {"figures": Figures(**entry["figures"])} | lists)
 
 
-def write(versions: dict[str, str]) -> None:
-    """Make the page anew from what is remembered."""
-    PAGE.write_text(page(*recall(), versions))
+def write(versions: dict[str, str]) -> str:
+    """Make the page anew if every row has all its seeds with the product as it is; returns what was done, in words."""
+    product = commit(*PRODUCT)
+    runs, mutants = recall(product)
+    missing = lacking(runs)
+    if missing:
+        return f"{PAGE.name} stays as it was: of commit {product}, rows {', '.join(missing)} lack runs"
+    PAGE.write_text(page(runs, mutants, product, versions))
+    return f"wrote {PAGE.name} with the runs of commit {product}"
 
 
-def page(runs: Sequence[Run], mutants: dict[str, str], versions: dict[str, str]) -> str:
+def lacking(runs: Iterable[Run]) -> list[str]:
+    """Rows of the table that have fewer than `SEEDS` runs."""
+    seen = Counter(run.verdict.row for run in runs)
+    return [row for row, which in EXPERIMENTS.items() if not which.extra and seen[row] < SEEDS]
+
+
+def page(runs: Sequence[Run], mutants: dict[str, str], product: str, versions: dict[str, str]) -> str:
     """docs/reliability.md."""
     rows = summed(run.verdict for run in runs)
-    parts = [HEAD, _provenance(runs, versions), table(rows), "\n## What each row must show\n"]
+    parts = [HEAD, _provenance(runs, product, versions), table(rows), "\n## What each row must show\n"]
     parts += [_expectation(each) for each in rows]
     if mutants:
         parts.append(MUTANTS + "\n".join(f"- `{name}`: {said}" for name, said in mutants.items()))
     return "\n".join(parts) + "\n"
 
 
-def _provenance(runs: Sequence[Run], versions: dict[str, str]) -> str:
+def _provenance(runs: Sequence[Run], product: str, versions: dict[str, str]) -> str:
     made: dict[tuple[str, str], list[str]] = {}
     for run in runs:
-        made.setdefault((run.date, run.commit), []).append(run.verdict.row)
+        made.setdefault((run.date, run.suite), []).append(run.verdict.row)
     by = "; ".join(
-        f"{date}, with the product as of commit {commit}: rows {', '.join(dict.fromkeys(rows))}"
-        for (date, commit), rows in made.items()
+        f"{date}, with the suite as of commit {suite}: rows {', '.join(dict.fromkeys(rows))}"
+        for (date, suite), rows in made.items()
     )
     with_versions = ", ".join(f"{name} {number}" for name, number in versions.items())
-    return f"Made by `make faults` and, for the named extras, `make faults FAULTS=…`. {by}.\n\nWith {with_versions}.\n"
+    return f"""Made by `make faults`, the extras by `make faults FAULTS=kills` and `make faults FAULTS=backlog`, the
+list of mutants by `make faults MUTANTS=1`; all with the product as of commit {product}. {by}.
+
+With {with_versions}.
+"""
 
 
 def _expectation(row: Row) -> str:
@@ -204,11 +229,10 @@ def versions(stack: Stack) -> dict[str, str]:
     }
 
 
-def commit() -> str:
-    """The newest commit that changed the product, marked if it has changes since."""
-    product = ["--", "engine", "migrations", "schemas", "services"]
-    changed = _git("status", "--porcelain", *product)
-    return (_git("log", "-1", "--format=%h", *product) or "unknown") + (" with changes" if changed else "")
+def commit(*parts: str) -> str:
+    """The newest commit that changed these parts of the repository, marked if they have changes since."""
+    changed = _git("status", "--porcelain", "--", *parts)
+    return (_git("log", "-1", "--format=%h", "--", *parts) or "unknown") + (" with changes" if changed else "")
 
 
 def _git(*arguments: str) -> str:

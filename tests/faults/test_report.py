@@ -7,7 +7,7 @@ import pytest
 
 from tests.faults import report
 from tests.faults.checker import Figures
-from tests.faults.experiment import Verdict
+from tests.faults.experiment import EXPERIMENTS, Verdict
 from tests.faults.experiments import load
 
 load()
@@ -32,9 +32,28 @@ def test_the_newest_run_of_a_row_and_seed_is_what_the_page_shows(
     for verdict in (replace(GOOD, seed=2), GOOD, BAD):
         report.remember(verdict)
     report.remember_mutant("no_fence", "caught, P2 broken")
-    runs, mutants = report.recall()
-    page = report.page(runs, mutants, {"Apache Kafka": "4"})
+    runs, mutants = report.recall(report.commit(*report.PRODUCT))
+    page = report.page(runs, mutants, "0123abc", {"Apache Kafka": "4"})
     assert [run.verdict for run in runs] == [GOOD, BAD]
     assert "a remark" in page
+    assert "commit 0123abc" in page
     assert "seed 2: P1: the job x has no row" in page
     assert "`no_fence`: caught, P2 broken" in page
+    assert report.recall("another commit") == ([], {})
+
+
+def test_a_page_is_written_only_when_every_row_has_all_its_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "reliability.md"
+    monkeypatch.setattr(report, "STORE", tmp_path / "runs.jsonl")
+    monkeypatch.setattr(report, "PAGE", page)
+    rows = [row for row, which in EXPERIMENTS.items() if not which.extra]
+    runs = [replace(GOOD, row=row, seed=seed) for row in rows for seed in range(1, report.SEEDS + 1)]
+    for verdict in runs[:-1]:
+        report.remember(verdict)
+    assert report.write({}).endswith(f"rows {rows[-1]} lack runs")
+    assert not page.exists()
+    report.remember(runs[-1])
+    assert report.write({}).startswith("wrote")
+    assert page.exists()

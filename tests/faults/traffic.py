@@ -25,6 +25,7 @@ from tests.faults.snapshot import Key, Sent
 from tests.faults.stack import ADAPTERS, TENANTS
 
 IN_FLIGHT = 200
+REPEAT_FOR_S, REPEAT_AFTER_S = 90.0, 0.2
 DUPLICATES = 0.03
 POISON_SHARE = 0.01
 WITHOUT_WEBHOOK = 0.1
@@ -138,6 +139,15 @@ class Traffic:
         return _Record(key, value, None, self.random.choice(list(Lane)), "dead letter", False, None, None)
 
     async def _produce(self, record: "_Record") -> Sent:
+        """As a good client does: the same record again, under the same job_id, until a broker acknowledges it."""
+        give_up_at = time.monotonic() + REPEAT_FOR_S
+        while True:
+            sent = await self._produce_once(record)
+            if sent.place is not None or time.monotonic() > give_up_at:
+                return sent
+            await asyncio.sleep(REPEAT_AFTER_S)
+
+    async def _produce_once(self, record: "_Record") -> Sent:
         place: Place | None = None
         topic = self.settings.jobs_topic(record.lane)
         try:

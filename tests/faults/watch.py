@@ -1,8 +1,9 @@
 """Looks at a run while it goes on: was any offset committed before what stands below it had ended?"""
 
 import asyncio
+import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -17,6 +18,8 @@ from tests.faults.reading import Tables, committed_offsets, dead_letter_of, read
 from tests.faults.snapshot import DeadLetter, Sent, Sighting
 
 LOOK_EVERY_S = 0.3
+LOOK_TIMEOUT_S = 5.0
+FIRST_LOOK_TIMEOUT_S = 60.0
 
 
 class Watch:
@@ -33,14 +36,32 @@ class Watch:
         self.dead_letters: list[DeadLetter] = []
         self.sightings: dict[Place, Sighting] = {}
         self.looks = 0
+        self.trouble = "no offset moved"
         self.reopen = False
+        self._looked = asyncio.Event()
 
-    async def run(self) -> None:
+    @contextlib.asynccontextmanager
+    async def looking(self) -> AsyncIterator[None]:
+        """Look on beside the block, which begins after the first look. What ends the looking early fails the run."""
+        looking, first = asyncio.create_task(self._run()), asyncio.create_task(self._looked.wait())
+        try:
+            await asyncio.wait({looking, first}, timeout=FIRST_LOOK_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            if not self._looked.is_set():
+                raise AssertionError(f"nobody could look at the offsets before it began: {self.trouble}")
+            yield
+        finally:
+            first.cancel()
+            looking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await looking
+
+    async def _run(self) -> None:
         """Look until cancelled; while a server is away there is nothing to see."""
         while True:
             try:
                 await self._look_on()
-            except (ServiceError, KafkaError, OSError):
+            except (ServiceError, KafkaError, OSError) as error:  # a look that hangs is a TimeoutError, an OSError
+                self.trouble = f"{type(error).__name__}: {error}"
                 await asyncio.sleep(LOOK_EVERY_S)
 
     async def _look_on(self) -> None:
@@ -49,7 +70,9 @@ class Watch:
         settings = self._settings
         async with kafka.admin(settings) as admin, reader(settings, settings.dead_topic) as dead:
             while not self.reopen:
-                await self.look(admin, dead)
+                async with asyncio.timeout(LOOK_TIMEOUT_S):
+                    await self.look(admin, dead)
+                self._looked.set()
                 await asyncio.sleep(LOOK_EVERY_S)
 
     async def look(self, admin: Any, dead: Any) -> None:

@@ -29,8 +29,9 @@ async def broker_restarted(run: Run) -> None:
             await asyncio.to_thread(run.stack.kafka.wait_ready)
         await run.settled()
         run.expect(worker.alive and dispatcher.alive, "a process ended with the broker")
-        unacknowledged = sum(sent.place is None for sent in run.traffic.sent)
-    run.notes.append(f"{unacknowledged} records not acknowledged")
+    acknowledged, repeats = len(run.wanted()), sum(sent.place is None for sent in run.traffic.sent)
+    run.expect(acknowledged == run.count, f"{acknowledged} of {run.count} jobs were acknowledged in the end")
+    run.notes.append(f"{repeats} records not acknowledged and sent again")
 
 
 @experiment(
