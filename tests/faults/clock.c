@@ -1,5 +1,5 @@
 /* Preloaded: the wall clock of a process is off by as many seconds as the eight bytes of the file LORAQ_FAULTS_CLOCK
-   say, whenever they change. Steady clocks go on as they are. */
+   say, whenever they change; right while the variable is not set. Steady clocks go on as they are. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -14,7 +14,8 @@ static int64_t offset_s(void) {
     static const int64_t none = 0;
     if (!shared) {
         const char *path = getenv("LORAQ_FAULTS_CLOCK");
-        int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+        if (!path) return 0;
+        int file = open(path, O_RDONLY | O_CLOEXEC);
         void *mapped = file < 0 ? MAP_FAILED : mmap(NULL, sizeof none, PROT_READ, MAP_SHARED, file, 0);
         shared = mapped == MAP_FAILED ? (volatile int64_t *)&none : mapped;
     }

@@ -4,24 +4,31 @@ import struct
 import subprocess
 from pathlib import Path
 
-VARIABLE = "LORAQ_FAULTS_CLOCK"
+PRELOAD, VARIABLE = "LD_PRELOAD", "LORAQ_FAULTS_CLOCK"
 OFFSET = struct.Struct("=q")
 SOURCE = Path(__file__).with_name("clock.c")
 
 
-class Clock:
-    """The clock of the processes that preload `library` with `environment`."""
+def compiled(directory: Path) -> Path:
+    """The library, made in the directory unless it is there."""
+    library = directory / "clock.so"
+    if not library.exists():
+        compile_it = ["gcc", "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"]
+        subprocess.run(compile_it, check=True)
+    return library
 
-    def __init__(self, directory: Path) -> None:
-        self.library = directory / "clock.so"
+
+class Clock:
+    """The clock of the processes that have preloaded `library` and are given `environment`, even if that is later."""
+
+    def __init__(self, library: Path, directory: Path) -> None:
+        self._library = library
         self._offset = directory / "clock"
         self._offset.write_bytes(OFFSET.pack(0))
-        compile_it = ["gcc", "-shared", "-fPIC", "-O1", "-o", str(self.library), str(SOURCE), "-ldl"]
-        subprocess.run(compile_it, check=True)
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"LD_PRELOAD": str(self.library), VARIABLE: str(self._offset)}
+        return {PRELOAD: str(self._library), VARIABLE: str(self._offset)}
 
     def step(self, seconds: int) -> None:
         """From now on these processes' clocks are off by so many seconds."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from services.localstack import child as wrapper
+from tests.faults.clock import PRELOAD
 
 ROOT = Path(__file__).parents[2]
 POLL_S = 0.02
@@ -60,13 +61,14 @@ class Child:
 
 
 class Nursery:
-    """The harness's end. Make it in the main thread; it may be asked from any."""
+    """The harness's end. Make it in the main thread; it may be asked from any. A library may be preloaded by it."""
 
-    def __init__(self) -> None:
+    def __init__(self, preloaded: Path | None = None) -> None:
         command = [sys.executable, "-I", "-S", wrapper.__file__, str(os.getpid()), str(int(signal.SIGKILL)), "-1"]
         self._process = subprocess.Popen(
             [*command, sys.executable, "-m", "tests.faults.nursery"],
             cwd=ROOT,
+            env=os.environ | ({PRELOAD: str(preloaded)} if preloaded else {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -76,6 +78,10 @@ class Nursery:
     def fork(self, kind: str, env: dict[str, str], directory: Path) -> Child:
         """A new process whose output goes to `directory`/log."""
         return Child(self, self.ask(kind=kind, env=env, directory=str(directory)))
+
+    def wait_ready(self) -> None:
+        """Until the product is imported; asking it anything waits as well."""
+        self.ask()
 
     def ask(self, **request: Any) -> Any:
         """One request and its answer."""
@@ -101,7 +107,9 @@ def _serve() -> None:
     statuses: dict[int, int] = {}
     for line in sys.stdin:
         request = json.loads(line)
-        if "poll" in request:
+        if not request:
+            answer = None
+        elif "poll" in request:
             answer = _status(request["poll"], statuses)
         else:
             answer = os.fork()

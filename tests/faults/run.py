@@ -21,7 +21,7 @@ from services.database import open_pool
 from services.errors import ServiceError
 from services.worker.ledger import Partition, Place
 from tests.faults import reading
-from tests.faults.clock import Clock
+from tests.faults.clock import Clock, compiled
 from tests.faults.engine import calls
 from tests.faults.entry import FaultSettings
 from tests.faults.proxy import Proxy
@@ -83,9 +83,15 @@ class Run:
         number = self._names[kind] = self._names.get(kind, 0) + 1
         name = f"{kind}-{number}"
         settings = self.settings.model_copy(update={"worker_id": name} | switches)
-        service = Service(self.stack.nursery, name, kind, settings, self.directory, clock)
+        nursery = self.stack.nursery if clock is None else self.stack.clocked_nursery()
+        service = Service(nursery, name, kind, settings, self.directory, clock)
         self._services.append(service)
         return service
+
+    async def clock(self) -> Clock:
+        """A clock for processes of this run. The first one of a stack waits for the nursery that can give it."""
+        await asyncio.to_thread(self.stack.clocked_nursery().wait_ready)
+        return Clock(compiled(self.stack.directory), self.directory)
 
     @asynccontextmanager
     async def running(

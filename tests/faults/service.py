@@ -11,7 +11,7 @@ from tests.faults.clock import Clock
 from tests.faults.engine import JOURNAL
 from tests.faults.entry import FaultSettings
 from tests.faults.nursery import ROOT, Nursery
-from tests.processes import Process, settings_environment, start, variables
+from tests.processes import Process, settings_environment, variables
 from tests.waiting import eventually
 
 READY_TIMEOUT_S = 150.0
@@ -20,7 +20,7 @@ SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 
 
 class Service:
-    """One process of the product. Start it in the main thread."""
+    """One process of the product; one with a clock of its own needs a nursery that has preloaded the library."""
 
     def __init__(
         self, nursery: Nursery, name: str, kind: str, settings: FaultSettings, directory: Path, clock: Clock | None
@@ -29,10 +29,8 @@ class Service:
         own = directory / name
         own.mkdir()
         given, env = settings_environment(settings), {"PYTHONPATH": str(ROOT), JOURNAL: str(directory / "journal")}
-        if clock is None:
-            popen: Any = nursery.fork(kind, variables(given, env, own), own)
-        else:  # a library is preloaded by exec alone
-            popen = start([kind], given, env | clock.environment, own, "tests.faults.entry")
+        clocked = {} if clock is None else clock.environment
+        popen: Any = nursery.fork(kind, variables(given, env | clocked, own), own)
         self.process = Process(popen, own)
 
     @property

@@ -17,6 +17,7 @@ from services.registry.push import inspect, push
 from services.registry.tenants import add_tenant
 from services.secrets import SecretBox
 from tests.builders import lora_adapter, tiny_llama
+from tests.faults.clock import compiled
 from tests.faults.entry import FaultSettings
 from tests.faults.nursery import Nursery
 from tests.servers.kafka import ApacheKafka
@@ -45,6 +46,13 @@ class Stack:
     nursery: Nursery
     secret_key: str
     webhook_secrets: dict[str, str]
+    clocked: Nursery | None = None
+
+    def clocked_nursery(self) -> Nursery:
+        """The one whose processes can be given clocks, begun when it is first asked for, in the main thread."""
+        if self.clocked is None:
+            self.clocked = Nursery(preloaded=compiled(self.directory))
+        return self.clocked
 
     def settings(self, name: str, database: str) -> FaultSettings:
         """Settings of one run: names of its own, short leases and sessions, and webhooks to loopback."""
@@ -100,7 +108,12 @@ def running_stack(directory: Path, kafka: ApacheKafka | None = None, s3: S3 | No
             server.start()
         postgres.sql(f"create database {TEMPLATE}")
         upgrade(postgres.url(TEMPLATE))
-        yield Stack(directory, kafka, postgres, s3, nursery, secret_key, {})
+        stack = Stack(directory, kafka, postgres, s3, nursery, secret_key, {})
+        try:
+            yield stack
+        finally:
+            if stack.clocked is not None:
+                stack.clocked.close()
     finally:
         nursery.close()
         for server in reversed(ours):

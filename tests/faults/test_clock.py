@@ -6,10 +6,11 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-from tests.faults.clock import Clock
+from tests.faults.clock import PRELOAD, VARIABLE, Clock, compiled
 
 PROGRAM = """
-import datetime, sys, time
+import datetime, os, sys, time
+os.environ["LORAQ_FAULTS_CLOCK"] = sys.argv[1]
 for _ in range(2):
     print(time.time(), datetime.datetime.now().timestamp(), time.monotonic(), flush=True)
     sys.stdin.readline()
@@ -18,10 +19,10 @@ HOUR_S = 3600
 
 
 def test_the_wall_clock_steps_back_and_the_steady_one_goes_on(tmp_path: Path) -> None:
-    clock = Clock(tmp_path)
+    clock = Clock(compiled(tmp_path), tmp_path)
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
-        env=os.environ | clock.environment,
+        [sys.executable, "-c", PROGRAM, clock.environment[VARIABLE]],
+        env=os.environ | {PRELOAD: clock.environment[PRELOAD]},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -4,7 +4,6 @@ import time
 
 from services.dispatcher.sign import TIMESTAMP_HEADER
 from services.webhook_receiver import ReceivedWebhook
-from tests.faults.clock import Clock
 from tests.faults.experiment import experiment
 from tests.faults.run import Run
 
@@ -22,7 +21,7 @@ CLOSE_S = 5
     lease_s=6.0,
 )
 async def wrong_clocks(run: Run) -> None:
-    clock = Clock(run.directory)
+    clock = await run.clock()
     receiver = Receiver()
     run.recorder.answer = receiver.answer
     async with run.dispatcher(clock=clock), run.worker(clock=clock) as worker:

@@ -44,8 +44,9 @@ async def killed_again_and_again(run: Run) -> None:
     async with run.dispatcher(), run.worker() as first, run.worker() as second:
         workers = [first, second]
         async with run.traffic.flowing(run.count, per_s=per_s, latency_ms=(100, 800)):
+            begun = time.monotonic()
             for number in range(KILLS):
-                await asyncio.sleep(KILL_EVERY_S)
+                await asyncio.sleep(begun + (number + 1) * KILL_EVERY_S - time.monotonic())
                 victim = workers[number % 2]
                 in_flight.append(await run.tables.number(IN_ENGINE, victim.name))
                 victim.process.kill()
