@@ -27,17 +27,18 @@ SUITE = ("tests/faults", "tests/servers")
 
 HEAD = """# Reliability
 
-What `make faults` saw: the worker and the dispatcher as processes against Apache Kafka (`acks=all`), PostgreSQL (fsync
-and synchronous commit on) and an S3-compatible store, while something goes wrong. Each run has a database, topics and
-traffic of its own: besides the jobs, about 3 % of the records are sent twice and 1 % are no jobs at all. Afterwards one
-checker reads the topics, the tables, what the recording receiver got and the engines' own journal, and asserts P1 to
-P6 of the [guarantees](guarantees.md). While a run goes on it also looks whether any offset is committed ahead of what
-it covers.
+What `make faults` saw: the worker and the dispatcher as processes against one Apache Kafka broker (`acks=all`), one
+PostgreSQL (fsync and synchronous commit on) and an S3-compatible store, while something goes wrong. Each run has a
+database, topics and traffic of its own: besides the jobs, about 3 % of the records are sent twice and 1 % are no jobs
+at all; what no broker acknowledged is sent again under the same job_id. Afterwards one checker reads the topics, the
+tables, what the recording receiver got and the engines' own journal, and asserts P1 to P6 of the
+[guarantees](guarantees.md). While a run goes on it also looks whether any offset is committed ahead of what it covers.
 
 *lost*: records without their end (a terminal row, or a dead letter). *duplicate rows*: rows of `jobs`, `results` and
 `outbox` beyond the one that is due. *early webhooks*: webhooks whose row was not committed when they came. *calls*:
 requests that reached an engine, for each job. A row fails if any promise was broken in any run, or if what the row
 expects was not seen. The engine is a stub whose prompts say how long it takes, except where a remark says otherwise.
+A row with dashes measures something else: what it found is told below the table.
 """
 MUTANTS = """
 ## The checker is checked
