@@ -99,7 +99,8 @@ class ApacheKafka(Server):
         configuration = self.directory / "server.properties"
         configuration.write_text("\n".join(f"{name}={value}" for name, value in self.properties().items()))
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        format_it = ["kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(configuration)]
+        # One id of 64 begins with a hyphen, which only this form of the option takes.
+        format_it = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(configuration)]
         self.run_tool([*self.java("64m"), *format_it, *self.format_options()])
 
     def format_options(self) -> list[str]:
