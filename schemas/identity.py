@@ -7,6 +7,8 @@ from uuid import UUID
 from schemas.job import JobRequest
 
 _APART = {"job_id", "sampling"}
+# Of plain JSON values, whose default is nothing.
+_PLAIN = ("tenant", "adapter", "prompt", "prompt_token_ids", "timeout_ms", "metadata")
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
@@ -31,7 +33,10 @@ def fingerprint(request: JobRequest) -> bytes:
 
     Key order and defaults that are spelled out make no difference.
     """
-    sent = request.model_dump(mode="json", exclude_defaults=True, exclude=_APART)
+    if request.messages or request.deadline or request.webhook:
+        sent = request.model_dump(mode="json", exclude_defaults=True, exclude=_APART)
+    else:  # as the model would dump it, in a third of the time
+        sent = {name: value for name in _PLAIN if (value := getattr(request, name))}
     # Compared with its default as a whole, in Python, it would take longer than all the other fields.
     if sampling := request.sampling.model_dump(mode="json", exclude_defaults=True):
         sent["sampling"] = sampling

@@ -117,6 +117,14 @@ async def transaction(pool: Pool, action: str = "use the database") -> AsyncIter
             yield connection
 
 
+@asynccontextmanager
+async def pooled(pool: Pool, action: str) -> AsyncIterator[Connection]:
+    """A connection whose every statement is a transaction by itself, in one round trip; errors come out translated."""
+    with translated(action):
+        async with pool.acquire() as connection:
+            yield connection
+
+
 async def listen(settings: Settings, channel: str, wake: Callable[[], None]) -> None:
     """A background task: calls `wake` at every NOTIFY on the channel and after every connecting, until cancelled.
 
@@ -159,6 +167,8 @@ async def install_codecs(connection: Connection) -> None:
 
 def storable(text: str) -> str:
     """The text as Postgres can hold it: U+0000 as U+2400, lone surrogates as U+FFFD."""
+    if text.isascii() and "\x00" not in text:
+        return text
     text = text.replace("\x00", "\u2400")
     try:
         text.encode()

@@ -121,9 +121,8 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
             return
         records = [record_of(message, self._lanes) for message in messages]
         fresh = [record for record in records if self._ledger.receive(record.place)]
-        for record in fresh:
-            telemetry.MESSAGES_CONSUMED.labels(lane=record.lane).inc()
         if fresh:
+            telemetry.MESSAGES_CONSUMED.labels(lane=fresh[0].lane).inc(len(fresh))
             self._listener.receive(fresh)
 
     def _untake(self, partition: TopicPartition, messages: Sequence[Any]) -> None:

@@ -57,9 +57,12 @@ def never(_adapter: AdapterVersion | None) -> bool:
 
 
 def early_decision(candidate: Candidate, row: Row | None) -> Decision | None:
-    """What can be said without taking the job; None when it may be taken."""
+    """What can be said of a job whose id was used before without taking it; None when it may be taken.
+
+    Where the id is known and the job has no row any more, it ended so long ago that the row is gone.
+    """
     if row is None:
-        return None
+        return Ended()
     if row["fingerprint"] != candidate.fingerprint:
         return Conflict()
     if JobState(row["state"]) in SETTLED_STATES:

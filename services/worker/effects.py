@@ -2,9 +2,9 @@
 
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+import time
 from datetime import UTC, datetime
+from functools import lru_cache
 from json.encoder import encode_basestring
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -53,17 +53,6 @@ class Completion(NamedTuple):
         return self.outcome.job
 
 
-@dataclass(slots=True)
-class Used:
-    """Tokens of one adapter version; those of abandoned attempts are wasted."""
-
-    jobs: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    wasted_tokens: int = 0
-
-
 def completion(
     outcome: Outcome, pool: str, now: float, traceparent: str | None = None, output_url: str | None = None
 ) -> Completion:
@@ -71,13 +60,19 @@ def completion(
     timings = timings_of(outcome, now)
     data = outcome_json(outcome, timings, output_url)
     event_type, event_id = f"job.{outcome.state}", uuid7()
-    finished_at = f"{datetime.now(UTC).isoformat()[:-6]}Z"
+    finished_at = _utc(time.time_ns() // 1_000_000)
     event = event_json(event_id, pool, event_type, outcome.job.key, finished_at, traceparent, data)
     effects: tuple[Effect, ...] = (Effect(event_id, "event", event_type, event, ""),)
     if (url := outcome.job.grant.webhook_url) is not None:
         body = f'{{"type":"{event_type}","timestamp":"{finished_at}","data":{data}}}'
         effects = (*effects, Effect(event_id, "webhook", event_type, body, url))
     return Completion(outcome, timings, effects, traceparent, output_url)
+
+
+@lru_cache(maxsize=1)
+def _utc(milliseconds: int) -> str:
+    """The moment as RFC 3339; most of a batch's are the same."""
+    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec='microseconds')[:-6]}Z"
 
 
 def timings_of(outcome: Outcome, now: float) -> Spent:
@@ -93,12 +88,12 @@ def timings_of(outcome: Outcome, now: float) -> Spent:
 
 
 def event_json(
-    event_id: UUID, pool: str, event_type: str, key: JobKey, time: str, traceparent: str | None, data: str
+    event_id: UUID, pool: str, event_type: str, key: JobKey, at: str, traceparent: str | None, data: str
 ) -> str:
     """A CloudEvent; ids, times and names of pools and tenants hold nothing that JSON escapes."""
     return (
         f'{{"specversion":"1.0","id":"{event_id}","source":"/loraq/{pool}","type":"{event_type}",'
-        f'"subject":"{key.tenant}/{key.job_id}","time":"{time}","datacontenttype":"application/json",'
+        f'"subject":"{key.tenant}/{key.job_id}","time":"{at}","datacontenttype":"application/json",'
         f'"traceparent":{_text(traceparent)},"data":{data}}}'
     )
 
@@ -164,27 +159,6 @@ def is_large(outcome: Outcome) -> bool:
         and 4 * len(finished.text) > MAX_INLINE_OUTPUT_BYTES  # so that short ones need not be encoded
         and len(finished.text.encode()) > MAX_INLINE_OUTPUT_BYTES
     )
-
-
-def usage_by_adapter(completions: Iterable[Completion]) -> dict[tuple[str, str, int], Used]:
-    """Tokens per (tenant, adapter, version); the base model's adapter is empty and its version 0."""
-    used: dict[tuple[str, str, int], Used] = {}
-    for each in completions:
-        if each.outcome.finished is not None:
-            adapter = each.job.grant.adapter
-            key = (each.job.key.tenant, adapter.name if adapter else "", adapter.version if adapter else 0)
-            _add(used.setdefault(key, Used()), each.outcome.finished, each.outcome.state)
-    return used
-
-
-def _add(used: Used, finished: Finished, state: JobState) -> None:
-    if state is JobState.SUCCEEDED:
-        used.jobs += 1
-        used.prompt_tokens += finished.prompt_tokens
-        used.cached_tokens += finished.cached_tokens
-        used.completion_tokens += finished.completion_tokens
-    else:
-        used.wasted_tokens += finished.completion_tokens
 
 
 def logprobs_json(logprobs: list[dict[int, float]] | None) -> str | None:

@@ -5,39 +5,42 @@ from typing import Any
 
 from asyncpg import Record as Row
 
-from services.database import Connection, storable
-from services.worker import statements as sql
-from services.worker.effects import Completion, Used, logprobs_json, usage_by_adapter
+from services.database import storable
+from services.worker.effects import Completion, logprobs_json
 from services.worker.jobs import Job, JobKey
+from services.worker.protocol import Finished
 
 
-async def add_usage(connection: Connection, committed: list[Completion], stale: list[Completion]) -> None:
-    """Add the tokens of a batch to the hour's; those of stale attempts as wasted."""
-    used = usage_by_adapter(committed)
-    for key, lost in usage_by_adapter(stale).items():
-        used.setdefault(key, Used()).wasted_tokens += lost.completion_tokens + lost.wasted_tokens
-    if not used:
-        return
-    rows = [
-        (*key, each.jobs, each.prompt_tokens, each.cached_tokens, each.completion_tokens, each.wasted_tokens)
-        for key, each in used.items()
-    ]
-    await connection.execute(sql.ADD_USAGE, *columns(rows, 8))
+def ended_columns(completions: Sequence[Completion]) -> list[list[Any]]:
+    """Of `COMPLETE_JOBS`: one row per job, with what its result and its tokens are made of."""
+    return columns([_ended_row(each) for each in completions], 21)
 
 
-def result_columns(completions: Sequence[Completion]) -> list[list[Any]]:
-    """Of `INSERT_RESULTS`; every completion has an output."""
-    return columns([_result_row(each) for each in completions], 15)
-
-
-def _result_row(each: Completion) -> tuple[Any, ...]:
-    finished, timings, job = each.outcome.finished, each.timings, each.job
-    assert finished is not None
+def _ended_row(each: Completion) -> tuple[Any, ...]:
+    outcome, timings, job = each.outcome, each.timings, each.outcome.job
+    finished, error, grant = outcome.finished, outcome.error, job.grant
+    adapter = grant.adapter
     return (
-        job.grant.accepted_on,
+        grant.accepted_on,
         *job.key,
-        storable(finished.text) if each.output_url is None else None,
-        each.output_url,
+        grant.fence,
+        outcome.state,
+        error.code if error else None,
+        storable(error.message) if error else None,
+        adapter.name if adapter else "",
+        adapter.version if adapter else 0,
+        *(_OUTPUTLESS if finished is None else _output(finished, each.output_url)),
+        *timings,
+    )
+
+
+_OUTPUTLESS = (None,) * 8
+
+
+def _output(finished: Finished, output_url: str | None) -> tuple[Any, ...]:
+    return (
+        storable(finished.text) if output_url is None else None,
+        output_url,
         # The client encodes an array of integers one by one, which takes four times as long.
         f"{{{str(list(finished.token_ids))[1:-1]}}}",
         logprobs_json(finished.logprobs),
@@ -45,21 +48,17 @@ def _result_row(each: Completion) -> tuple[Any, ...]:
         finished.prompt_tokens,
         finished.cached_tokens,
         finished.completion_tokens,
-        timings.queue_ms,
-        timings.load_ms,
-        timings.first_token_ms,
-        timings.total_ms,
     )
 
 
-def outbox_columns(completions: Sequence[Completion]) -> list[list[Any]]:
-    """Of `INSERT_OUTBOX`: one row per effect."""
+def effect_columns(completions: Sequence[Completion]) -> list[list[Any]]:
+    """Of `COMPLETE_JOBS`: one row per effect, behind the place of its job among the rows of `ended_columns`."""
     rows = [
-        (effect.event_id, effect.kind, *each.job.key, effect.type, effect.body, effect.target, each.traceparent)
-        for each in completions
+        (place, effect.event_id, effect.kind, *each.job.key, effect.type, effect.body, effect.target, each.traceparent)
+        for place, each in enumerate(completions, start=1)
         for effect in each.effects
     ]
-    return columns(rows, 8)
+    return columns(rows, 9)
 
 
 def fenced(jobs: Iterable[Job]) -> list[list[Any]]:
@@ -80,8 +79,3 @@ def key_columns(keys: Iterable[JobKey]) -> list[list[Any]]:
 def keys_of(rows: Iterable[Row]) -> set[JobKey]:
     """The jobs that a statement returned."""
     return {JobKey(row["tenant"], row["job_id"]) for row in rows}
-
-
-def num_rows(status: str) -> int:
-    """Rows that a statement wrote, of its status: `INSERT 0 500`."""
-    return int(status.rpartition(" ")[2])

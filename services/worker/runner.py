@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from engine import EngineError, Request, SamplingParams
@@ -24,6 +25,7 @@ from services.worker.suspects import NO_TRIAL, Suspects
 
 TICK_S = 0.1
 _SCALARS = tuple(name for name in Sampling.model_fields if name != "stop")
+_scalars_of = attrgetter(*_SCALARS)
 _log = telemetry.get_logger()
 
 
@@ -350,7 +352,7 @@ def engine_request(job: Job, request_id: str) -> Request:
 
 
 def _sampling_params(sampling: Sampling) -> SamplingParams:
-    return _shared_params(*(getattr(sampling, name) for name in _SCALARS), tuple(sampling.stop))
+    return _shared_params(*_scalars_of(sampling), tuple(sampling.stop))
 
 
 @lru_cache(maxsize=1024)

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 from asyncpg import Record as Row
 
-from schemas.common import ErrorCode, JobState
+from schemas.common import ErrorCode
 from schemas.events import JobError
-from services.database import Connection, Pool, storable, transaction
+from services.database import Connection, Pool, pooled, transaction
 from services.registry.adapters import AdapterVersion
 from services.worker import statements as sql
 from services.worker.decisions import Decision, MayStart, Taken, early_decision, never
@@ -16,15 +16,7 @@ from services.worker.effects import Completion, metadata_json
 from services.worker.jobs import Candidate, Grant, Job, JobKey
 from services.worker.means import Means, adapter_doom, adapter_name, adapter_ref, look_up, version_of, webhook_doom
 from services.worker.parking_statements import HURRY_JOBS
-from services.worker.rows import (
-    add_usage,
-    fenced,
-    key_columns,
-    keys_of,
-    num_rows,
-    outbox_columns,
-    result_columns,
-)
+from services.worker.rows import effect_columns, ended_columns, fenced, key_columns, keys_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +71,13 @@ class JobStore:
 
     async def tenants(self, names: Collection[str]) -> dict[str, Tenant]:
         """Those of the named tenants that exist."""
-        async with transaction(self._pool, "look up tenants") as connection:
+        async with pooled(self._pool, "look up tenants") as connection:
             rows = await connection.fetch(sql.TENANTS, list(names))
         return {row["tenant"]: Tenant(row["producer_key"], row["disabled"]) for row in rows}
 
     async def any_tenant(self) -> bool:
         """Whether any tenant is registered and not disabled."""
-        async with transaction(self._pool, "look up tenants") as connection:
+        async with pooled(self._pool, "look up tenants") as connection:
             return bool(await connection.fetchval(sql.ANY_TENANT))
 
     async def accept(self, candidates: Sequence[Candidate], may_start: MayStart = never) -> list[Decision]:
@@ -94,55 +86,71 @@ class JobStore:
         Those nobody has seen before that the engine would take at once, as `may_start` says of their adapter, are
         marked as running in the same write, with their first attempt counted.
         """
-        keys = [candidate.key for candidate in candidates]
-        assert len(set(keys)) == len(keys), "a batch holds each job once"
-        async with transaction(self._pool, "accept jobs") as connection:
-            known = await self._claim(connection, candidates)
-            early = [early_decision(candidate, known.get(candidate.key)) for candidate in candidates]
-            taking = [candidate for candidate, decision in zip(candidates, early, strict=True) if decision is None]
-            taken = await self._take(connection, taking, known, may_start)
-        return [decision or taken[candidate.key] for candidate, decision in zip(candidates, early, strict=True)]
+        assert len({candidate.key for candidate in candidates}) == len(candidates), "a batch holds each job once"
+        refs = {candidate.key: candidate.request.adapter for candidate in candidates}
+        async with pooled(self._pool, "accept jobs") as connection:
+            means = await look_up(connection, candidates, refs)
+            outlooks = self._outlooks(candidates, refs, means)
+            starts = [_starts(each, outlook, may_start) for each, outlook in zip(candidates, outlooks, strict=True)]
+            row = await self._take_fresh(connection, candidates, outlooks, starts)
+        decisions: list[Decision] = [
+            outlook.taken(row, counted=start) for outlook, start in zip(outlooks, starts, strict=True)
+        ]
+        for place in row["called_off"]:
+            decisions[place - 1] = replace(outlooks[place - 1].taken(row, counted=False), cancelled=True)
+        if known := row["known"]:
+            again = await self._accept_known([candidates[place - 1] for place in known])
+            for place, decision in zip(known, again, strict=True):
+                decisions[place - 1] = decision
+        return decisions
 
-    async def _claim(self, connection: Connection, candidates: Sequence[Candidate]) -> dict[JobKey, Row]:
-        """Claim the ids nobody has used; returns what is known of the others."""
-        keys = key_columns(candidate.key for candidate in candidates)
-        fingerprints = [candidate.fingerprint for candidate in candidates]
-        claimed = await connection.execute(sql.CLAIM_KEYS, *keys, fingerprints)
-        if num_rows(claimed) == len(candidates):
-            return {}
-        # Those just claimed have no row yet.
-        rows = await connection.fetch(sql.KNOWN_JOBS, *keys)
-        return {JobKey(row["tenant"], row["job_id"]): row for row in rows}
-
-    async def _take(
+    async def _take_fresh(
         self,
         connection: Connection,
         candidates: Sequence[Candidate],
-        known: dict[JobKey, Row],
-        may_start: MayStart,
+        outlooks: Sequence[_Outlook],
+        starts: Sequence[bool],
+    ) -> Row:
+        """Claim the ids that nobody has used and insert their jobs; returns what all of them have in common, and the
+        places, counted from 1, of those that are known already and of those that were cancelled before they came."""
+        [row] = await connection.fetch(
+            sql.TAKE_FRESH,
+            *key_columns(candidate.key for candidate in candidates),
+            [candidate.fingerprint for candidate in candidates],
+            [adapter_name(candidate) for candidate in candidates],
+            [version_of(outlook.adapter) for outlook in outlooks],
+            [candidate.record.lane for candidate in candidates],
+            [metadata_json(candidate.request.metadata) for candidate in candidates],
+            [candidate.replay_of for candidate in candidates],
+            starts,
+            self._pool_name,
+            self._worker,
+            self._lease,
+        )
+        return row
+
+    async def _accept_known(self, candidates: Sequence[Candidate]) -> list[Decision]:
+        """Decide about jobs that have a row, and take those whose lease has run out."""
+        async with transaction(self._pool, "accept jobs") as connection:
+            rows = await connection.fetch(sql.KNOWN_JOBS, *key_columns(candidate.key for candidate in candidates))
+            known = {JobKey(row["tenant"], row["job_id"]): row for row in rows}
+            early = [early_decision(candidate, known.get(candidate.key)) for candidate in candidates]
+            taking = [candidate for candidate, decision in zip(candidates, early, strict=True) if decision is None]
+            taken = await self._retake(connection, taking, known) if taking else {}
+        return [decision or taken[candidate.key] for candidate, decision in zip(candidates, early, strict=True)]
+
+    async def _retake(
+        self, connection: Connection, candidates: Sequence[Candidate], known: dict[JobKey, Row]
     ) -> dict[JobKey, Taken]:
-        if not candidates:
-            return {}
-        cancelled = keys_of(await connection.fetch(sql.CANCELLED_AMONG, *key_columns(each.key for each in candidates)))
-        refs = {candidate.key: adapter_ref(candidate, known.get(candidate.key)) for candidate in candidates}
+        keys = key_columns(candidate.key for candidate in candidates)
+        cancelled = keys_of(await connection.fetch(sql.CANCELLED_AMONG, *keys))
+        refs = {candidate.key: adapter_ref(candidate, known[candidate.key]) for candidate in candidates}
         means = await look_up(connection, candidates, refs)
-        versions = {each.key: version_of(means.adapter_of(each, refs[each.key])) for each in candidates}
-        fresh = [candidate for candidate in candidates if candidate.key not in known]
-        again = [candidate for candidate in candidates if candidate.key in known]
-        taken: dict[JobKey, Taken] = {}
-        if again:
-            rows = await self._retake(connection, again, known, versions)
-            by_key = {JobKey(row["tenant"], row["job_id"]): row for row in rows}
-            taken |= {each.key: self._taken(each, by_key[each.key], refs[each.key], means) for each in again}
-        if fresh:
-            outlooks = self._outlooks(fresh, refs, means)
-            starts = [
-                each.key not in cancelled and _starts(each, outlook, may_start)
-                for each, outlook in zip(fresh, outlooks, strict=True)
-            ]
-            row = await self._insert(connection, fresh, versions, starts)
-            for candidate, outlook, start in zip(fresh, outlooks, starts, strict=True):
-                taken[candidate.key] = outlook.taken(row, counted=start)
+        days = [known[candidate.key]["accepted_on"] for candidate in candidates]
+        wanted = [version_of(means.adapter_of(each, refs[each.key])) for each in candidates]
+        rows = await connection.fetch(sql.TAKE_JOBS, days, *keys, wanted, self._worker, self._lease)
+        by_key = {JobKey(row["tenant"], row["job_id"]): row for row in rows}
+        taken = {each.key: self._taken(each, by_key[each.key], refs[each.key], means) for each in candidates}
         return taken | {key: replace(taken[key], cancelled=True) for key in cancelled}
 
     async def resume(
@@ -167,44 +175,6 @@ class JobStore:
                 outlook = alike[kind] = _Outlook(adapter, url, self._doom(candidate, ref, adapter, url))
             outlooks.append(outlook)
         return outlooks
-
-    async def _insert(
-        self,
-        connection: Connection,
-        candidates: Sequence[Candidate],
-        versions: dict[JobKey, int | None],
-        starts: list[bool],
-    ) -> Row:
-        """Insert jobs that nobody has seen before; returns what all of them have in common."""
-        tenants, job_ids = key_columns(candidate.key for candidate in candidates)
-        row = await connection.fetchrow(
-            sql.INSERT_JOBS,
-            tenants,
-            job_ids,
-            [adapter_name(candidate) for candidate in candidates],
-            [versions[candidate.key] for candidate in candidates],
-            [candidate.record.lane for candidate in candidates],
-            self._pool_name,
-            self._worker,
-            self._lease,
-            [metadata_json(candidate.request.metadata) for candidate in candidates],
-            [candidate.replay_of for candidate in candidates],
-            starts,
-        )
-        assert row is not None
-        return row
-
-    async def _retake(
-        self,
-        connection: Connection,
-        candidates: Sequence[Candidate],
-        known: dict[JobKey, Row],
-        versions: dict[JobKey, int | None],
-    ) -> list[Row]:
-        tenants, job_ids = key_columns(candidate.key for candidate in candidates)
-        days = [known[candidate.key]["accepted_on"] for candidate in candidates]
-        wanted = [versions[candidate.key] for candidate in candidates]
-        return await connection.fetch(sql.TAKE_JOBS, days, tenants, job_ids, wanted, self._worker, self._lease)
 
     def _taken(self, candidate: Candidate, row: Row, ref: str | None, means: Means) -> Taken:
         adapter = means.adapter_of(candidate, ref)
@@ -263,24 +233,8 @@ class JobStore:
 
         The output of the others is discarded, and only its tokens are recorded, as wasted.
         """
-        async with transaction(self._pool, "complete jobs") as connection:
-            ours = await self._finish(connection, completions)
-            committed = [each for each in completions if each.job.key in ours]
-            succeeded = [each for each in committed if each.outcome.state is JobState.SUCCEEDED]
-            stale = [each for each in completions if each.job.key not in ours]
-            if succeeded:
-                await connection.execute(sql.INSERT_RESULTS, *result_columns(succeeded))
-            await add_usage(connection, committed, stale)
-            if committed:
-                await connection.execute(sql.INSERT_OUTBOX, *outbox_columns(committed), self._pool_name)
-                await connection.execute(sql.WAKE_DISPATCHERS)
-        return ours
-
-    async def _finish(self, connection: Connection, completions: Sequence[Completion]) -> set[JobKey]:
-        outcomes = [each.outcome for each in completions]
-        states = [str(outcome.state) for outcome in outcomes]
-        codes = [str(outcome.error.code) if outcome.error else None for outcome in outcomes]
-        messages = [storable(outcome.error.message) if outcome.error else None for outcome in outcomes]
-        jobs = [each.job for each in completions]
-        rows = await connection.fetch(sql.FINISH_JOBS, *fenced(jobs), states, codes, messages)
-        return {jobs[row["place"] - 1].key for row in rows}
+        async with pooled(self._pool, "complete jobs") as connection:
+            [row] = await connection.fetch(
+                sql.COMPLETE_JOBS, *ended_columns(completions), *effect_columns(completions), self._pool_name
+            )
+        return {completions[place - 1].job.key for place in row["ours"]}

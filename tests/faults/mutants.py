@@ -10,10 +10,21 @@ from services.dispatcher.sender import Sender
 from services.worker import statements as sql
 from services.worker.acceptor import Acceptor
 from services.worker.commits import Commit, Commits
-from services.worker.rows import outbox_columns
+from services.worker.rows import effect_columns
 from services.worker.store import JobStore
 
 HEAD_START_S = 0.3
+OWN_RESULTS = "where is_ours and state = 'succeeded'"
+OWN_EFFECTS = "where (place in (select place from settled)) is true"
+ANNOUNCE = """
+with announced as (
+    insert into loraq.outbox (event_id, kind, tenant, job_id, pool, type, body, target, traceparent)
+    select event_id, kind, tenant, job_id, $9, type, body, target, traceparent
+    from unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::text[], $7::text[], $8::text[])
+        as effect (event_id, kind, tenant, job_id, type, body, target, traceparent)
+)
+select pg_notify('loraq_outbox', '')
+"""
 
 
 def _replaced(name: str, old: str, new: str) -> None:
@@ -34,8 +45,9 @@ def offset_before_commit() -> None:
 
 def no_fence() -> None:
     """An attempt writes whatever the job's fence and state are by now."""
-    _replaced("FINISH_JOBS", "jobs.fence = ended.fence and jobs.state in ('queued', 'running')", "true")
-    sql.INSERT_RESULTS += "on conflict (accepted_on, tenant, job_id) do update set total_ms = excluded.total_ms\n"
+    _replaced("COMPLETE_JOBS", "jobs.fence = ended.fence and jobs.state in ('queued', 'running')", "true")
+    update = "on conflict (accepted_on, tenant, job_id) do update set total_ms = excluded.total_ms"
+    _replaced("COMPLETE_JOBS", OWN_RESULTS, f"{OWN_RESULTS} {update}")
 
 
 def new_webhook_id_per_attempt() -> None:
@@ -50,7 +62,7 @@ def new_webhook_id_per_attempt() -> None:
 
 def row_without_outbox() -> None:
     """Every seventh effect is forgotten."""
-    sql.INSERT_OUTBOX += "where get_byte(uuid_send(job_id), 15) % 7 <> 0\n"
+    _replaced("COMPLETE_JOBS", OWN_EFFECTS, f"{OWN_EFFECTS} and get_byte(uuid_send(job_id), 15) % 7 <> 0")
 
 
 def result_changed() -> None:
@@ -87,16 +99,15 @@ def lost_job() -> None:
 
 def webhook_before_row() -> None:
     """Effects are written in a transaction of their own, ahead of what they announce."""
-    complete, insert = JobStore.complete, sql.INSERT_OUTBOX
+    complete = JobStore.complete
 
     async def announce_first(self: JobStore, completions: Any) -> Any:
         async with transaction(self._pool) as connection:
-            await connection.execute(insert, *outbox_columns(completions), self._pool_name)
-            await connection.execute(sql.WAKE_DISPATCHERS)
+            await connection.execute(ANNOUNCE, *effect_columns(completions)[1:], self._pool_name)
         await asyncio.sleep(HEAD_START_S)
         return await complete(self, completions)
 
-    sql.INSERT_OUTBOX += "where false\n"
+    _replaced("COMPLETE_JOBS", OWN_EFFECTS, "where false")
     JobStore.complete = announce_first  # type: ignore[method-assign]
 
 
