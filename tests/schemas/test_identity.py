@@ -48,7 +48,7 @@ def test_the_id_of_a_known_record_never_changes() -> None:
 
 
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text("aä€\\\"\n"),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text('aä€\\"\n'),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abä"), inner, max_size=3),
     max_leaves=6,
 )
