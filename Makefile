@@ -67,8 +67,8 @@ kernels-full: $(VENV)/.dev ## the CUDA kernels in full: every case in the interp
 	KERNEL_GRID=full $(BIN)/python -m pytest -q --timeout 3600 tests/engine/kernels/triton/test_compiled.py
 
 # No environment of our own: on a GPU machine this takes the Python that is there, with the packages it has.
-gpu-check: ## check and measure the CUDA kernels on this machine's GPU; exit code 2 where there is none
-	@"$${PYTHON:-python3}" -m engine.kernels.triton.gpu_check
+gpu-check: ## check and measure kernels and engine on this machine's GPU; exit code 2 where there is none
+	@"$${PYTHON:-python3}" -m engine.check.gpu
 
 reference: $(VENV)/.dev ## write docs/reference, docs/configuration.md and docs/errors.md from the code
 	$(BIN)/python -m schemas.export docs/reference

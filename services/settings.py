@@ -84,8 +84,20 @@ class Settings(BaseSettings):
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="Where the engine runs.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="Type of weights and activations.")
     max_batch_size: int = Field(32, ge=1, le=1024, description="Sequences in one engine step.")
+    max_batch_tokens: int = Field(
+        2048, ge=1, le=1_048_576, description="Tokens in one engine step; no less than LORAQ_MAX_BATCH_SIZE."
+    )
     pool_bytes: int = Field(
         1 * GIB, ge=16 * MIB, description="Memory of the engine's pages, which KV and adapters share, bytes."
+    )
+    host_bytes: int = Field(
+        2 * GIB,
+        ge=16 * MIB,
+        description="Page-locked memory in which adapters lie ready for a CUDA device, bytes.",
+    )
+    graphs: bool = Field(True, description="Record decode steps on a CUDA device and play them again.")
+    batch_invariant: bool = Field(
+        False, description="On a CUDA device, too, give a request the same tokens in every batch; it costs speed."
     )
     engine_threads: int = Field(0, ge=0, le=256, description="CPU threads of the engine; 0 is one per core.")
     engine_start_timeout_s: Positive = Field(300.0, description="Longest start of the engine process, seconds.")

@@ -10,10 +10,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from engine import EngineConfig, EngineError
 from services import kafka, telemetry
 from services.database import Pool, listen, open_pool
-from services.errors import ConfigError
 from services.lifecycle import Lifecycle
 from services.objectstore import ObjectStore, open_store
 from services.registry.base import load_base
@@ -31,6 +29,7 @@ from services.worker.consumer import JobConsumer
 from services.worker.consumer import Listener as ConsumerListener
 from services.worker.control import ControlReader
 from services.worker.dead_letters import DeadLetters
+from services.worker.engine_config import engine_config
 from services.worker.engine_process import REAL_ENGINE
 from services.worker.guard import Guard
 from services.worker.handover import Handover
@@ -52,21 +51,6 @@ DRAIN_PAUSE = "drain"
 LAST_WRITES_S = 5.0
 GC_ALLOCATIONS = 5_000
 _log = telemetry.get_logger()
-
-
-def engine_config(settings: Settings) -> EngineConfig:
-    """The engine that the settings ask for; raises ConfigError."""
-    try:
-        return EngineConfig(
-            model=settings.base_model or "",
-            device=settings.device,
-            dtype=settings.dtype,
-            max_batch_size=settings.max_batch_size,
-            pool_bytes=settings.pool_bytes,
-            threads=settings.engine_threads,
-        )
-    except EngineError as error:
-        raise ConfigError(f"the engine cannot be configured: {error}") from error
 
 
 async def first_of(*events: asyncio.Event) -> None:

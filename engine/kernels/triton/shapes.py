@@ -10,7 +10,7 @@ from engine.kernels.layout import tile_bytes
 from engine.kernels.triton import TritonKernels
 from engine.kernels.triton.launch import Launch
 from engine.kernels.triton.table import Architecture
-from engine.kernels.types import AttentionBatch, KvCache, Limits, LoraBatch, LoraTables, PackedLinear
+from engine.kernels.types import TILE_COLUMNS, AttentionBatch, KvCache, Limits, LoraBatch, LoraTables, PackedLinear
 
 TOKENS_PER_PAGE = 16
 STEPS = {"decode": (32, 1), "prefill": (4, 512), "invariant": (4, 128)}
@@ -30,6 +30,7 @@ class ModelShape:
     inner: int
     vocabulary: int
     tied: bool = False
+    qkv_bias: bool = False
 
     @property
     def groups(self) -> dict[str, tuple[int, tuple[int, ...], int]]:
@@ -51,14 +52,14 @@ class ModelShape:
 MODELS = (
     ModelShape("SmolLM2-135M", 30, 576, 9, 3, 64, 1536, 49152, tied=True),
     ModelShape("Llama-3-8B", 32, 4096, 32, 8, 128, 14336, 128256),
-    ModelShape("Qwen2.5-7B", 28, 3584, 28, 4, 128, 18944, 152064),
+    ModelShape("Qwen2.5-7B", 28, 3584, 28, 4, 128, 18944, 152064, qkv_bias=True),
 )
 
 
 def launches(
     model: ModelShape, architecture: Architecture, phase: str, dtype: torch.dtype = torch.bfloat16
 ) -> list[Launch]:
-    """What one layer and the ends of the decoder start in a step, in order; nothing is computed."""
+    """What one layer and the ends of the decoder start in a step; nothing is computed."""
     recorded: list[Launch] = []
     kernels = TritonKernels(recorded.append, architecture, batch_invariant=phase == "invariant")
     num_sequences, tokens = STEPS[phase]
@@ -70,17 +71,39 @@ def launches(
     for name, (inputs, outputs, projection) in model.groups.items():
         kernels.lora_apply(step.rows(sum(outputs)), step.rows(inputs), outputs, step.lora(), 1, projection)
         if phase == "invariant":
-            weight = PackedLinear(step.values(sum(outputs), inputs), None, inputs, outputs, dtype)
-            kernels.linear(step.rows(inputs), weight, step.rows(sum(outputs)))
+            kernels.linear(step.rows(inputs), step.matrix(name), step.rows(sum(outputs)))
         if name == "qkv":
             _attend(kernels, step)
         if name == "gate_up":
             kernels.silu_mul(step.rows(2 * model.inner), step.rows(model.inner))
     kernels.rms_norm(step.rows(model.hidden), step.weight(), 1e-5, step.rows(model.hidden), step.rows(model.hidden))
-    kernels.logit_stats(torch.empty(num_sequences, model.vocabulary, device="meta"))
+    _adapt_embedding(kernels, step)
+    _logits(kernels, step, is_invariant=phase == "invariant")
     if phase != "prefill":
         _draw(kernels, model.vocabulary)
     return recorded
+
+
+def _adapt_embedding(kernels: TritonKernels, step: "_Step") -> None:
+    """One adapter's expansion of what it looks up, of ranks that are whole blocks and that are not."""
+    rows = step.num_tokens // step.num_sequences
+    bounds, slots = step.integers(2), step.integers(1)
+    for rank in (RANK, RANK // 2):
+        one = LoraBatch(step.lora().tables, bounds, slots)
+        kernels.lora_apply(
+            step.values(rows, step.model.hidden), step.values(rows, rank), (step.model.hidden,), one, 0, 2
+        )
+
+
+def _logits(kernels: TritonKernels, step: "_Step", *, is_invariant: bool) -> None:
+    """The head of a row for each sequence, the adapters' share of a stripe of it, and what sampling reads of it."""
+    model, rows = step.model, step.num_sequences
+    logits, x = torch.empty(rows, model.vocabulary, device="meta"), step.values(rows, model.hidden)
+    if is_invariant:
+        kernels.linear(x, step.matrix("head"), logits)
+    stripe = -(-model.vocabulary // TILE_COLUMNS // model.num_layers) * TILE_COLUMNS
+    kernels.lora_apply(logits[:, stripe : 2 * stripe], x, (stripe,), step.lora(), 1, 0)
+    kernels.logit_stats(logits)
 
 
 def _draw(kernels: TritonKernels, vocabulary: int) -> None:
@@ -117,6 +140,12 @@ class _Step:
     def weight(self) -> Tensor:
         return self.values(self.model.hidden)
 
+    def matrix(self, group: str) -> PackedLinear:
+        model = self.model
+        inputs, outputs, _ = {**model.groups, "head": (model.hidden, (model.vocabulary,), 0)}[group]
+        bias = self.values(sum(outputs)) if group == "qkv" and model.qkv_bias else None
+        return PackedLinear(self.values(sum(outputs), inputs), bias, inputs, outputs, self.dtype)
+
     def integers(self, *shape: int) -> Tensor:
         return torch.empty(*shape, dtype=torch.int32, device="meta")
 
@@ -137,7 +166,7 @@ class _Step:
 
 
 def all_launches(architecture: Architecture) -> Iterator[tuple[ModelShape, str, Launch]]:
-    """Every launch of every model in both phases, for one architecture's rows of the table."""
+    """Every launch of every model's steps, for one architecture's rows of the table."""
     for model in MODELS:
         for phase in STEPS:
             for launch in launches(model, architecture, phase):

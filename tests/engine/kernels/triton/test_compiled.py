@@ -3,12 +3,14 @@
 By default only the launches with a product, for Llama-3-8B; all of the table by `make kernels-full`.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine.kernels.triton import compiled
 from engine.kernels.triton.compiled import Facts, read, table, variants, write_section
 from engine.kernels.triton.launch import Launch
 from engine.kernels.triton.shapes import MODELS, launches
@@ -16,6 +18,7 @@ from engine.kernels.triton.table import (
     ARCHITECTURES,
     ATTENTION,
     EXPAND,
+    LINEAR,
     SHRINK,
     Architecture,
     phase,
@@ -25,6 +28,7 @@ from engine.kernels.triton.table import (
 from tests.engine.kernels.triton.grid.device import FULL
 
 WITH_DOT = ("shrink", "expand", "attend", "linear")
+KERNEL = re.compile(r"^@triton\.jit.*\ndef (\w+)\(", re.MULTILINE)
 IN_EVERY_STEP = WITH_DOT[:3]
 _, LLAMA, QWEN = MODELS
 
@@ -74,13 +78,31 @@ def test_float32_compiles_and_fits(architecture: Architecture) -> None:
 def test_every_row_of_the_table_is_compiled() -> None:
     """No row is for a case that none of the models' steps has."""
     for architecture in ARCHITECTURES:
-        warps = {(step, launch.name): launch for step, launch in variants(architecture)}
+        every = variants(architecture)
+        layers = {(step, launch.name): launch for step, launch in reversed(every)}
         for step in ("decode", "prefill", "invariant"):
-            assert warps[step, "expand"].constants["BLOCK_M"] == EXPAND[step, architecture].block_m
-            assert warps[step, "attend"].constants["PARTITION"] == ATTENTION[step, architecture].partition
+            assert layers[step, "expand"].constants["BLOCK_M"] == EXPAND[step, architecture].block_m
+            assert layers[step, "attend"].constants["PARTITION"] == ATTENTION[step, architecture].partition
             wanted = {SHRINK[step, w, architecture].split_k for w in ("narrow", "wide")}
-            found = {x.constants["SPLIT_K"] for s, x in variants(architecture) if (s, x.name) == (step, "shrink")}
-            assert found == wanted
+            found = {x.constants["SPLIT_K"] for s, x in every if (s, x.name) == (step, "shrink")}
+            assert wanted <= found
+        blocks = LINEAR[architecture]
+        sizes = [layers["invariant", "linear"].constants[f"BLOCK_{side}"] for side in "MNK"]
+        assert sizes == [blocks.block_m, blocks.block_n, blocks.block_k]
+
+
+def test_every_kernel_is_compiled() -> None:
+    """By itself, or within those that call it."""
+    sources = [path.read_text() for path in Path(compiled.__file__).parent.glob("*.py")]
+    kernels = {name for text in sources for name in KERNEL.findall(text)}
+    called = {"load_tiles", "dot_narrow", "dot_exact", "dot_shares", "rounded", "norm_weight"}
+    assert {launch.name for _, launch in variants(90)} == kernels - called
+
+
+def test_the_invariant_product_is_compiled_with_a_bias_and_for_logits() -> None:
+    found = [launch for _, launch in variants(90) if launch.name == "linear"]
+    assert {launch.constants["HAS_BIAS"] for launch in found} == {False, True}
+    assert {launch.arguments[3].dtype for launch in found} == {torch.bfloat16, torch.float32}
 
 
 def test_shape_classes() -> None:

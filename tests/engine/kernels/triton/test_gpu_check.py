@@ -1,27 +1,15 @@
 """The measuring command, as far as a machine without a GPU can show it."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from engine.kernels import reference
 from engine.kernels.accuracy import TOLERANCE, error
-from engine.kernels.triton.gpu_check import Measurement, table
 from engine.kernels.triton.shapes import ModelShape
 from engine.kernels.triton.workload import Padded, Workload, adapter_tables, gathered_products, torch_loop, workload
 
 TINY = ModelShape("tiny", 1, 128, 2, 1, 64, 192, 500)
 FP32 = torch.float32
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to check")
-def test_without_a_gpu_it_says_so_and_exits_with_2() -> None:
-    command = [sys.executable, "-m", "engine.kernels.triton.gpu_check"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "no CUDA device" in done.stderr
 
 
 def expected(work: Workload) -> torch.Tensor:
@@ -40,8 +28,3 @@ def test_what_the_kernels_are_measured_against_computes_the_same(group: str) -> 
     y = work.y.clone()
     gathered_products(work, Padded.of(work), y, torch.tensor([0, 1, 1, 1, 1, 2, 2]))
     assert error(y, expected(work)) < TOLERANCE[FP32]
-
-
-def test_the_table_says_whether_a_target_was_reached() -> None:
-    rows = table([Measurement("shrink o", "one", 5e-6, 2_000_000, 0.5, False, 3.25)])
-    assert rows.splitlines()[-1] == "| shrink o | one | 5.0 | 2.0 | 0.50 | missed | 3.2x |  |"

@@ -1,17 +1,21 @@
 """What `gpu_check` measures: launches that are recorded first and started afterwards."""
 
+import time
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from engine.kernels.accuracy import TOLERANCE, error
 from engine.kernels.triton import TritonKernels
-from engine.kernels.triton.gpu_check import run_all
+from engine.kernels.triton.gpu_check import Clock, KernelScale, measure_kernels, run_all
 from engine.kernels.triton.launch import Launch
 from engine.kernels.triton.shapes import ModelShape
 from engine.kernels.triton.workload import adapter_tables, torch_loop, workload
 from tests.engine.kernels.triton.grid.device import FP32, OnDevice
 
 TINY = ModelShape("tiny", 1, 128, 2, 1, 64, 192, 500)
+LEAST = ModelShape("least", 1, 64, 1, 1, 64, 64, 64)
 
 
 @pytest.mark.parametrize("tokens", [[1, 2, 1], [40, 3, 30]], ids=["decode", "prefill"])
@@ -26,3 +30,25 @@ def test_recorded_launches_compute_what_the_torch_loop_does(kernels: OnDevice, t
     assert {launch.name for launch in started} == {"list_items", "shrink", "expand"}
     assert error(work.y.cpu(), expected.cpu()) < TOLERANCE[FP32]
     assert torch.isfinite(work.y).all()
+
+
+def test_every_kernel_is_measured_in_every_case(kernels: OnDevice) -> None:
+    """With the host's clock, which says nothing of speed."""
+
+    def seconds(work: Callable[[], object]) -> float:
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
+
+    cases = {"decode": ([8], [1]), "prefill": ([16], [17])}
+    scale = KernelScale(LEAST, FP32, kernels.device, cases, requests=2, contexts=(5, 9))
+    report = measure_kernels(scale, lambda: Clock(seconds, 1e9))
+    assert report.worst_error < 1
+    products = [f"{kernel} {group}" for group in LEAST.groups for kernel in ("shrink", "expand", "lora_apply")]
+    names = [(case, name) for case in cases for name in products]
+    names += [(f"context {context}", "attend, combine") for context in scale.contexts]
+    assert [(found.case, found.kernel) for found in report.measurements] == names
+    assert all(found.seconds > 0 for found in report.measurements)
+    both = [found for found in report.measurements if found.kernel.startswith("lora_apply")]
+    assert all(found.loop_factor is not None for found in both)
+    assert {found.case for found in both if found.gathered_factor is not None} == {"decode"}

@@ -1,0 +1,40 @@
+"""The tests that run on the device, with no more than the command's own packages, a process for each file."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+NO_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+GRID, ENGINE = Path("tests/engine/kernels/triton/grid"), Path("tests/engine/ondevice")
+
+
+def pytest_command(tests: Sequence[Path], settings: Path) -> list[str]:
+    """pytest without what the project's own settings and other tests ask for; `settings` is an empty file."""
+    own = ["-c", str(settings), "--rootdir", ".", "--confcutdir", "tests/engine", "-p", "no:cacheprovider"]
+    return [sys.executable, "-m", "pytest", "-q", *own, *(str(path) for path in tests)]
+
+
+def run_device_tests(folders: Sequence[Path] = (GRID, ENGINE)) -> int:
+    """The full grid of the kernels and the engine's promises; the worst exit code of pytest.
+
+    Most of the time goes to compiling, which one process does one after the other: so they run beside each other.
+    """
+    files = [path for folder in folders for path in sorted(folder.glob("test_*.py"))]
+    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(os.cpu_count()) as threads:
+        settings = Path(directory) / "pytest.ini"
+        settings.write_text("[pytest]\n")
+        return max(threads.map(lambda path: _run(path, settings), files))
+
+
+def _run(path: Path, settings: Path) -> int:
+    environment = {**os.environ, "KERNEL_GRID": "full", "PYTHONPATH": ".", **NO_PLUGINS}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        pytest_command([path], settings), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    sys.stdout.write(f"{path}\n{done.stdout}")
+    return done.returncode

@@ -1,0 +1,59 @@
+"""The same work by transformers and PEFT: one batch in which every row names its adapter."""
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.check.model import RandomModel
+from engine.check.speed import Case, requests_of
+
+
+def measure_peft(
+    model: RandomModel, directories: Sequence[Path], case: Case, decode_steps: int, wait: Callable[[], None]
+) -> float:
+    """Decode tokens a second: generation of some tokens less that of one, so that the prompts do not count.
+
+    The base model is changed for good, so this comes last.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the two libraries say of each other
+        return _measure(_with_adapters(model, directories, case.adapters), model, case, decode_steps, wait)
+
+
+def _measure(peer: Any, model: RandomModel, case: Case, decode_steps: int, wait: Callable[[], None]) -> float:
+    requests = requests_of(case, model.shape.vocabulary, 1)
+    ids = torch.tensor([request.prompt_token_ids for request in requests], device=model.peer.device)
+    names = [str(request.adapter) for request in requests]
+
+    def seconds(count: int) -> float:
+        started = time.perf_counter()
+        with torch.inference_mode():
+            peer.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                adapter_names=names,
+                min_new_tokens=count,
+                max_new_tokens=count,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        wait()
+        return time.perf_counter() - started
+
+    seconds(1)
+    return case.requests * decode_steps / max(seconds(1 + decode_steps) - seconds(1), 1e-9)
+
+
+def _with_adapters(model: RandomModel, directories: Sequence[Path], count: int) -> Any:
+    """In the base model's type, as the engine has them: PEFT would widen them to float32."""
+    from peft import PeftModel
+
+    peer = PeftModel.from_pretrained(model.peer, directories[0], adapter_name="0", autocast_adapter_dtype=False)
+    for index in range(1, count):
+        directory = directories[index % len(directories)]
+        peer.load_adapter(directory, adapter_name=str(index), autocast_adapter_dtype=False)
+    return peer.eval()

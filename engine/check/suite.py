@@ -1,0 +1,164 @@
+"""What is measured of the engine, and at which sizes."""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.check.model import RandomModel, random_adapter, random_model
+from engine.check.peer import measure_peft
+from engine.check.speed import Case, Overlap, Speed, load_adapters, measure_case, measure_overlap
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.kernels.triton.cost import LLAMA, RATIO_KEPT, Load, decode_step, ratio
+from engine.kernels.triton.shapes import ModelShape
+
+MAKES_ENGINE = Callable[..., Engine]
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes of a run.
+
+    The first case of a context and a number of requests is without adapters. `peft` is measured by both; `overlap` runs
+    while `cold` more adapters of rank `cold_rank` come in, one after the other.
+    """
+
+    shape: ModelShape
+    device: str
+    dtype: str
+    ranks: tuple[int, ...]
+    cases: tuple[Case, ...]
+    peft: Case
+    overlap: Case
+    cold: int
+    cold_rank: int
+    decode_steps: int
+    pool_bytes: int
+    host_bytes: int
+
+    @property
+    def context(self) -> int:
+        """Positions of the longest sequence."""
+        return max(case.context for case in self.cases) + 1024
+
+    @property
+    def num_adapters(self) -> int:
+        """Adapters that stay loaded."""
+        return max(case.adapters for case in self.cases)
+
+
+# Pages for 32 adapters of each rank and the longest case take 41 GB; beside them lie the weights, 16 GB, and once more
+# those of fused projections, 9 GB: a GPU of 80 GB has room for all of it.
+LLAMA_SCALE = Scale(
+    shape=LLAMA,
+    device="cuda",
+    dtype="bfloat16",
+    ranks=(8, 16, 32, 64),
+    cases=(
+        *(Case(32, adapters, context) for context in (1024, 4096) for adapters in (0, 1, 8, 32)),
+        *(Case(128, adapters, 1024) for adapters in (0, 128)),
+    ),
+    peft=Case(32, 32, 1024),
+    overlap=Case(32, 8, 1024),
+    cold=8,
+    cold_rank=16,
+    decode_steps=32,
+    pool_bytes=44 * GIB,
+    host_bytes=4 * GIB,
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case beside the base model alone and beside what the bytes allow."""
+
+    speed: Speed
+    of_base: float | None
+    allowed: float | None
+
+    @property
+    def reached(self) -> bool | None:
+        """At least 95 % of what the bytes allow; None for the base itself."""
+        return None if self.of_base is None or self.allowed is None else self.of_base >= RATIO_KEPT * self.allowed
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """`invariant` is the case of `peft` with `batch_invariant`, `plain` the same without."""
+
+    rows: list[Row]
+    plain: Speed
+    invariant: Speed
+    peft_tokens_per_s: float
+    overlap: Overlap
+
+
+def measure_engine(
+    scale: Scale, directory: Path, make_engine: MAKES_ENGINE, wait: Callable[[], None], trace: Path | None
+) -> EngineReport:
+    """Everything, on one random model."""
+    _free(scale)
+    where, dtype = torch.device(scale.device), getattr(torch, scale.dtype)
+    model = random_model(directory / "model", scale.shape, dtype, where, scale.context)
+    adapters = [random_adapter(directory / f"rank {r}", scale.shape, r, dtype, where) for r in scale.ranks]
+    cold = random_adapter(directory / "cold", scale.shape, scale.cold_rank, dtype, where)
+    engine = _engine(scale, model, make_engine, batch_invariant=False)
+    load_adapters(engine, adapters, scale.num_adapters)
+    rows = _rows(scale, [measure_case(engine, case, scale.decode_steps, wait) for case in scale.cases])
+    plain = measure_case(engine, scale.peft, scale.decode_steps, wait)
+    overlap = _measure_overlap(scale, engine, cold, wait, trace)
+    del engine
+    _free(scale)
+    invariant_engine = _engine(scale, model, make_engine, batch_invariant=True)
+    load_adapters(invariant_engine, adapters, scale.peft.adapters)
+    invariant = measure_case(invariant_engine, scale.peft, scale.decode_steps, wait)
+    del invariant_engine
+    _free(scale)
+    return EngineReport(
+        rows, plain, invariant, measure_peft(model, adapters, scale.peft, scale.decode_steps, wait), overlap
+    )
+
+
+def _engine(scale: Scale, model: RandomModel, make_engine: MAKES_ENGINE, *, batch_invariant: bool) -> Engine:
+    config = EngineConfig(
+        model=model.directory,
+        device=scale.device,
+        dtype=scale.dtype,  # type: ignore[arg-type]  # the configuration checks it
+        max_batch_size=max(case.requests for case in scale.cases) + 1,
+        max_batch_tokens=4096,
+        pool_bytes=scale.pool_bytes,
+        prefix_cache=False,
+        host_bytes=scale.host_bytes,
+        batch_invariant=batch_invariant,
+    )
+    return make_engine(config, weights=model.weights)
+
+
+def _measure_overlap(scale: Scale, engine: Engine, cold: Path, wait: Callable[[], None], trace: Path | None) -> Overlap:
+    names = [f"cold {index}" for index in range(scale.cold)]
+    for name in names:
+        engine.load_adapter(name, cold)
+    return measure_overlap(engine, scale.overlap, names, scale.decode_steps, wait, trace)
+
+
+def _free(scale: Scale) -> None:
+    gc.collect()
+    if torch.device(scale.device).type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _rows(scale: Scale, speeds: list[Speed]) -> list[Row]:
+    rank = round(sum(scale.ranks) / len(scale.ranks))
+    rows, base = [], speeds[0]
+    for case, speed in zip(scale.cases, speeds, strict=True):
+        if case.adapters == 0:
+            base = speed
+            rows.append(Row(speed, None, None))
+            continue
+        costs = decode_step(Load(scale.shape, case.requests, case.adapters, rank, case.context))
+        rows.append(Row(speed, speed.decode_tokens_per_s / base.decode_tokens_per_s, ratio(costs)))
+    return rows

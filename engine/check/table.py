@@ -1,0 +1,76 @@
+"""All that was measured as one table, whose rows are Markdown as well."""
+
+from collections.abc import Iterator
+
+from engine.check.suite import EngineReport, Row
+from engine.kernels.triton.gpu_check import KernelReport, Measurement
+
+PEFT_FACTOR, MOST_STEP_COST = 20.0, 0.05
+
+HEADER = (
+    "| measure | case | figure | beside it | target |",
+    "| --- | --- | ---: | --- | --- |",
+)
+
+
+def table(kernels: KernelReport, engine: EngineReport) -> str:
+    """A row for every measure; a target is said to be reached or missed, or is empty where there is none."""
+    rows = [*_kernel_rows(kernels), *_engine_rows(engine)]
+    return "\n".join((*HEADER, *(f"| {' | '.join(cells)} |" for cells in rows)))
+
+
+def _kernel_rows(report: KernelReport) -> Iterator[tuple[str, ...]]:
+    yield (
+        "error of the kernels",
+        "all cases",
+        f"{report.worst_error:.2f}",
+        "tolerances",
+        _target(report.worst_error < 1),
+    )
+    yield "copy on the device", "1 GiB moved", f"{report.copy_bandwidth / 1e12:.2f} TB/s", "", ""
+    for found in report.measurements:
+        yield found.kernel, found.case, f"{found.seconds * 1e6:.1f} µs", _beside(found), _target(found.reached)
+
+
+def _beside(found: Measurement) -> str:
+    words = [f"{found.share_of_copy:.2f} of a copy of {found.num_bytes / 1e6:.1f} MB"]
+    if found.loop_factor is not None:
+        words.append(f"torch loop {found.loop_factor:.1f}x as long")
+    if found.gathered_factor is not None:
+        words.append(f"padded gather and bmm {found.gathered_factor:.1f}x")
+    return ", ".join(words)
+
+
+def _engine_rows(report: EngineReport) -> Iterator[tuple[str, ...]]:
+    for row in report.rows:
+        yield "prefill", row.speed.case, f"{row.speed.prefill_tokens_per_s:.0f} tokens/s", "", ""
+        yield _decode_row(row)
+    plain, invariant = report.plain.decode_tokens_per_s, report.invariant.decode_tokens_per_s
+    case, factor, overlap = report.plain.case, plain / report.peft_tokens_per_s, report.overlap
+    yield "decode, batch_invariant", case, f"{invariant:.0f} tokens/s", f"{invariant / plain:.3f} of without it", ""
+    peft = f"{report.peft_tokens_per_s:.0f} tokens/s"
+    yield (
+        "decode, transformers + PEFT",
+        case,
+        peft,
+        f"the engine is {factor:.1f}x as fast",
+        _target(factor >= PEFT_FACTOR),
+    )
+    size = f"{overlap.adapter_bytes / 1e6:.1f} MB each"
+    lost, first = (
+        f"{overlap.step_cost:.1%} of the others' tokens lost",
+        f"first token after {overlap.arrival_s * 1e3:.0f} ms",
+    )
+    yield "cold adapters beside decode", size, lost, first, _target(overlap.step_cost < MOST_STEP_COST)
+
+
+def _decode_row(row: Row) -> tuple[str, ...]:
+    beside, target = "", ""
+    if row.of_base is not None and row.allowed is not None:
+        beside = f"{row.of_base:.3f} of base; bytes allow {row.allowed:.3f}"
+        target = _target(row.reached)
+    return "decode", row.speed.case, f"{row.speed.decode_tokens_per_s:.0f} tokens/s", beside, target
+
+
+def _target(is_reached: bool | None) -> str:
+    return "reached" if is_reached else "missed"

@@ -1,0 +1,24 @@
+"""The engine that the settings ask for."""
+
+from engine import EngineConfig, EngineError
+from services.errors import ConfigError
+from services.settings import Settings
+
+
+def engine_config(settings: Settings) -> EngineConfig:
+    """Its configuration; raises ConfigError where the engine refuses it."""
+    try:
+        return EngineConfig(
+            model=settings.base_model or "",
+            device=settings.device,
+            dtype=settings.dtype,
+            max_batch_size=settings.max_batch_size,
+            max_batch_tokens=settings.max_batch_tokens,
+            pool_bytes=settings.pool_bytes,
+            threads=settings.engine_threads,
+            host_bytes=settings.host_bytes,
+            graphs=settings.graphs,
+            batch_invariant=settings.batch_invariant,
+        )
+    except EngineError as error:
+        raise ConfigError(f"the engine cannot be configured: {error}") from error

@@ -1,0 +1,103 @@
+"""The command that checks and measures a GPU, as far as a machine without one can show it."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import Engine
+from engine.backend import Backend
+from engine.check.device_tests import run_device_tests
+from engine.check.speed import Case, requests_of
+from engine.check.suite import EngineReport, Scale, measure_engine
+from engine.check.table import table
+from engine.device import CpuDevice
+from engine.kernels import fallback, load_cpu_kernels
+from engine.kernels.triton.gpu_check import KernelReport, Measurement
+from engine.kernels.triton.shapes import ModelShape
+
+ROOT = Path(__file__).parents[3]
+
+TINY = Scale(
+    shape=ModelShape("tiny", 2, 64, 4, 2, 16, 112, 320),
+    device="cpu",
+    dtype="float32",
+    ranks=(4, 8),
+    cases=(Case(4, 0, 12), Case(4, 2, 12), Case(4, 4, 12), Case(6, 0, 9), Case(6, 6, 9)),
+    peft=Case(4, 4, 12),
+    overlap=Case(3, 2, 12),
+    cold=2,
+    cold_rank=4,
+    decode_steps=4,
+    pool_bytes=2**23,
+    host_bytes=2**23,
+)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to check")
+def test_without_a_gpu_it_says_so_and_exits_with_2() -> None:
+    done = subprocess.run([sys.executable, "-m", "engine.check.gpu"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "no CUDA device" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> EngineReport:
+    """Everything that is measured, on a tiny model, the CPU as the device."""
+    if load_cpu_kernels() is fallback:
+        pytest.skip("torch's own operators know no rows that are padding")
+    backend = Backend(CpuDevice(), load_cpu_kernels(), is_remote=True)
+    make_engine = partial(Engine, backend=backend)
+    return measure_engine(TINY, tmp_path_factory.mktemp("check"), make_engine, lambda: None, None)
+
+
+def test_every_case_is_measured_against_its_base(report: EngineReport) -> None:
+    assert [row.speed.case for row in report.rows] == [case.name for case in TINY.cases]
+    assert [row.of_base is None for row in report.rows] == [True, False, False, True, False]
+    for row in report.rows:
+        assert row.speed.prefill_tokens_per_s > 0
+        assert row.speed.decode_tokens_per_s > 0
+    assert all(0 < row.allowed < 1 for row in report.rows if row.allowed is not None)
+    assert report.peft_tokens_per_s > 0
+    assert report.invariant.decode_tokens_per_s > 0
+    assert report.overlap.adapter_bytes > 0
+    assert report.overlap.arrival_s > 0
+
+
+def test_the_table_has_every_measure(report: EngineReport) -> None:
+    """The kernels' own are taken in the interpreter (grid/test_measured.py)."""
+    found = Measurement("shrink o", "one", 5e-6, 2_000_000, 0.5, reached=False, loop_factor=3.25)
+    text = table(KernelReport(0.5, 4e12, [found]), report)
+    row = "| shrink o | one | 5.0 µs | 0.50 of a copy of 2.0 MB, torch loop 3.2x as long | missed |"
+    assert row in text.splitlines()
+    for case in TINY.cases:
+        assert f"| prefill | {case.name} |" in text
+        assert f"| decode | {case.name} |" in text
+    for measure in ("decode, batch_invariant", "decode, transformers + PEFT", "cold adapters beside decode"):
+        assert f"| {measure} |" in text
+    assert {line.count("|") for line in text.splitlines()} == {6}
+
+
+def test_prompts_are_the_same_in_every_run() -> None:
+    case = Case(3, 2, 5)
+    assert requests_of(case, 320, 1) == requests_of(case, 320, 1)
+    assert [request.adapter for request in requests_of(case, 320, 1)] == ["0", "1", "0"]
+
+
+def test_the_report_is_plain_json(report: EngineReport) -> None:
+    assert json.loads(json.dumps(asdict(report)))["rows"][1]["speed"]["case"] == TINY.cases[1].name
+
+
+def test_the_worst_exit_code_of_all_files_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, outcome in (("well", "True"), ("ill", "False")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"test_{name}.py").write_text(f"def test_it() -> None:\n    assert {outcome}\n")
+    assert run_device_tests([tmp_path / "well", tmp_path / "ill"]) == 1
+    printed = capsys.readouterr().out
+    assert "1 passed" in printed
+    assert "1 failed" in printed
