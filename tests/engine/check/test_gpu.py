@@ -1,6 +1,7 @@
 """The command that checks and measures a GPU, as far as a machine without one can show it."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict
@@ -49,7 +50,8 @@ def test_without_a_gpu_it_says_so_and_exits_with_2() -> None:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> EngineReport:
     """Everything that is measured, on a tiny model, the CPU as the device."""
-    if load_cpu_kernels() is fallback:
+    # CI has a compiler: there a build that fails must not pass for a skip.
+    if load_cpu_kernels() is fallback and "CI" not in os.environ:
         pytest.skip("torch's own operators know no rows that are padding")
     backend = Backend(CpuDevice(), load_cpu_kernels(), is_remote=True)
     make_engine = partial(Engine, backend=backend)
