@@ -19,6 +19,7 @@ from tests.faults.snapshot import DeadLetter, Sent, Sighting
 
 LOOK_EVERY_S = 0.3
 LOOK_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 5.0
 FIRST_LOOK_TIMEOUT_S = 60.0
 
 
@@ -67,13 +68,20 @@ class Watch:
     async def _look_on(self) -> None:
         """With one pair of connections, until `reopen` asks for new ones: the dead-letter topic is another then."""
         self.reopen = False
-        settings = self._settings
-        async with kafka.admin(settings) as admin, reader(settings, settings.dead_topic) as dead:
+        settings, connections = self._settings, contextlib.AsyncExitStack()
+        try:
+            admin = await connections.enter_async_context(kafka.admin(settings))
+            dead = await connections.enter_async_context(reader(settings, settings.dead_topic))
             while not self.reopen:
                 async with asyncio.timeout(LOOK_TIMEOUT_S):
                     await self.look(admin, dead)
                 self._looked.set()
                 await asyncio.sleep(LOOK_EVERY_S)
+        finally:
+            # The library may wait for ever to close what led to a broker that is away.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await connections.aclose()
 
     async def look(self, admin: Any, dead: Any) -> None:
         """One look; what is seen once stays seen."""

@@ -8,7 +8,8 @@ from tests.faults.run import Run
 from tests.faults.service import Service
 
 MIB = 1024 * 1024
-COMMIT = b"COMMIT;"
+# A completion is one statement, a transaction by itself: of all that a worker sends, only its arguments hold this text.
+COMPLETION = b"\x00\x00\x00\x09succeeded"
 FLAT_MIB = 4.0
 LONG_OUTAGE_S = 125.0
 
@@ -44,15 +45,15 @@ async def commit_in_doubt(run: Run) -> None:
     kill = run.seed % 2 == 1
     postgres = run.stack.postgres
     async with Proxy(postgres.port) as proxy, run.dispatcher(), run.worker(database_url=run.through(proxy)) as worker:
-        at_commit = postgres.kill if kill else lambda: None
-        lost = proxy.lose_reply(COMMIT, hit=run.random.randint(3, 20), then=at_commit)
+        at_completion = postgres.kill if kill else lambda: None
+        lost = proxy.lose_reply(COMPLETION, hit=run.random.randint(3, 20), then=at_completion)
         await run.traffic.send(run.count)
         await asyncio.wait_for(lost.wait(), 60.0)
         if kill:
             postgres.launch()
             await asyncio.to_thread(postgres.wait_ready)
         for _ in range(run.random.randint(1, 3)):
-            lost = proxy.lose_reply(COMMIT, hit=run.random.randint(1, 5))
+            lost = proxy.lose_reply(COMPLETION, hit=run.random.randint(1, 5))
             await run.traffic.send(20)
             await asyncio.wait_for(lost.wait(), 60.0)
         await run.settled()
