@@ -1,6 +1,7 @@
 """The multi-LoRA engine: torch, triton, safetensors, tokenizers, jinja2 and numpy only.
 
-This module is the public surface. Importing it does not import torch; `Engine` does, at its first use.
+This module is the public surface. Importing it does not import torch; `Engine` and `CheckedAdapter` do, when they are
+first used.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -24,12 +25,14 @@ from engine.types import AdapterInfo, AdapterTraffic, FinishReason, Output, Requ
 
 if TYPE_CHECKING:
     from engine.engine import Engine
+    from engine.lora.checked import CheckedAdapter
 
 __all__ = [
     "AdapterError",
     "AdapterInUseError",
     "AdapterInfo",
     "AdapterTraffic",
+    "CheckedAdapter",
     "ConfigurationError",
     "Engine",
     "EngineConfig",
@@ -53,9 +56,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the engine itself, and with it torch, only when it is asked for (PEP 562)."""
+    """Import what needs torch only when it is asked for (PEP 562)."""
     if name == "Engine":
         from engine.engine import Engine
 
         return Engine
+    if name == "CheckedAdapter":
+        from engine.lora.checked import CheckedAdapter
+
+        return CheckedAdapter
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

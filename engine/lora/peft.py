@@ -70,8 +70,11 @@ def check_adapter(peft_dir: Path, model_dir: Path) -> AdapterInfo:
     return read_adapter(peft_dir, read_model_config(model_dir)).info
 
 
-def read_adapter(peft_dir: Path, model: ModelConfig, name: str | None = None) -> PeftAdapter:
-    """Parse and check a PEFT directory; every value is read once to find NaN, nothing is copied."""
+def read_adapter(peft_dir: Path, model: ModelConfig) -> PeftAdapter:
+    """Parse and check a PEFT directory; every value is read once to find NaN, nothing is copied.
+
+    Its `info` has the directory's name.
+    """
     config = read_peft_config(peft_dir / ADAPTER_CONFIG)
     tensors = _read_tensors(peft_dir, 2 * len(model.modules) * TENSOR_ENTRY_BYTES + METADATA_BYTES)
     file = map_file(peft_dir / ADAPTER_WEIGHTS)
@@ -80,7 +83,7 @@ def read_adapter(peft_dir: Path, model: ModelConfig, name: str | None = None) ->
     if not modules:
         raise AdapterError(f"{peft_dir / ADAPTER_WEIGHTS} holds no tensors, so the adapter would change nothing")
     info = AdapterInfo(
-        name=name or peft_dir.name,
+        name=peft_dir.name,
         digest=adapter_digest(peft_dir),
         rank=max(module.rank for module in modules),
         target_modules=tuple(sorted({module.module.projection for module in modules})),

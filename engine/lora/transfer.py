@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engine.backend import Backend
 from engine.device import Device, Event
 from engine.errors import AdapterError
 from engine.lora.reading import Reader, Task
@@ -269,3 +270,11 @@ class StagedLoader:
         """See `Loader.forget`."""
         self._events.pop(name, None)
         self.host.forget(name)
+
+
+def make_loader(backend: Backend, reader: Reader, storage: Storage, host_bytes: int) -> Loader:
+    """The loader of a backend; raises ConfigurationError when `host_bytes` would not hold a page."""
+    if backend.is_remote:
+        host = HostTier(storage, backend.device, host_bytes)
+        return StagedLoader(backend.device, reader, storage, host)
+    return DirectLoader(reader, storage)

@@ -200,7 +200,7 @@ class EngineBridge:
             self._settle(digest, EngineLostError("the engine process is gone"))
 
     async def load(self, digest: str, path: Path) -> int:
-        """Load an adapter between steps; returns its bytes. Raises AdapterRefusedError or EngineLostError."""
+        """Load an adapter while others run; returns its bytes. Raises AdapterRefusedError or EngineLostError."""
         self._require_ready()
         assert digest not in self._loads, "an adapter is loaded once at a time"
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()

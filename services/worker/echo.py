@@ -1,7 +1,7 @@
 """An engine that answers each prompt with itself: everything of a worker but the model, for benchmarks and tests."""
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine import AdapterInfo, EngineConfig, FinishReason, Output, Request, UnknownAdapterError, Usage, adapter_digest
@@ -20,11 +20,14 @@ class EchoEngine:
         """Whether a step would finish something."""
         return bool(self.waiting)
 
-    def load_adapter(self, name: str, peft_dir: Path) -> AdapterInfo:
-        """Take its name as loaded; its files are read, not understood."""
+    def check_adapter(self, peft_dir: Path) -> AdapterInfo:
+        """Its files are read, not understood."""
         num_bytes = sum(path.stat().st_size for path in peft_dir.iterdir())
-        info = AdapterInfo(name, adapter_digest(peft_dir), 1, (), num_bytes, None)
-        self.adapters[name] = info
+        return AdapterInfo(peft_dir.name, adapter_digest(peft_dir), 1, (), num_bytes, None)
+
+    def admit_adapter(self, name: str, checked: AdapterInfo) -> AdapterInfo:
+        """Take its name as loaded."""
+        self.adapters[name] = info = replace(checked, name=name)
         return info
 
     def unload_adapter(self, name: str) -> None:

@@ -3,7 +3,6 @@
 python -m services.worker.engine_process FD        FD is its end of the socket pair
 """
 
-import contextlib
 import ctypes
 import importlib
 import os
@@ -25,6 +24,7 @@ from engine import (
     Request,
     UnknownAdapterError,
 )
+from services.worker.engine_adapters import Checked, EngineAdapters
 from services.worker.protocol import (
     HEADER,
     Add,
@@ -35,8 +35,6 @@ from services.worker.protocol import (
     FromEngine,
     Heartbeat,
     Load,
-    Loaded,
-    LoadFailed,
     Ready,
     Refusal,
     Refused,
@@ -71,11 +69,11 @@ def refusal_of(error: EngineError) -> Refusal:
 
 
 class Channel:
-    """The process's end of the pair: a thread reads into a queue, the loop writes."""
+    """The process's end of the pair: a thread reads into a queue, the loop writes. Checks of adapters end there too."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self.inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[ToEngine | Checked] = queue.SimpleQueue()
 
     def receive(self) -> ToEngine:
         """The next message, waiting for it; ends the process when the parent is gone."""
@@ -114,6 +112,7 @@ class EngineLoop:
     def __init__(self, engine: Any, channel: Channel) -> None:
         self._engine = engine
         self._channel = channel
+        self._adapters = EngineAdapters(engine, channel.inbox.put, channel.send)
         self._added_ns: dict[str, int] = {}
         self._num_steps = 0
         self._beat_at = 0.0
@@ -121,11 +120,15 @@ class EngineLoop:
     def run(self) -> NoReturn:
         """Serve until the parent goes."""
         while True:
-            self._beat()
-            self._drain_inbox()
-            if self._engine.has_work:
-                self._report(self._engine.step(), [])
-                self._num_steps += 1
+            self.turn()
+
+    def turn(self) -> None:
+        """Handle what has come, waiting for it only when there is no work, and make one step."""
+        self._beat()
+        self._drain_inbox()
+        if self._engine.has_work:
+            self._report(self._engine.step(), [])
+            self._num_steps += 1
 
     def _beat(self) -> None:
         if (now := time.monotonic()) - self._beat_at >= HEARTBEAT_S:
@@ -133,7 +136,6 @@ class EngineLoop:
             self._channel.send(Heartbeat(self._num_steps))
 
     def _drain_inbox(self) -> None:
-        """Handle what has come; wait for something only when there is no work."""
         wait_s = 0.0 if self._engine.has_work else HEARTBEAT_S
         try:
             self._handle(self._channel.inbox.get(timeout=wait_s) if wait_s else self._channel.inbox.get_nowait())
@@ -142,7 +144,7 @@ class EngineLoop:
         except queue.Empty:
             return
 
-    def _handle(self, message: ToEngine) -> None:
+    def _handle(self, message: ToEngine | Checked) -> None:
         match message:
             case Add(requests):
                 self._report([], [refused for request in requests if (refused := self._add(request))])
@@ -150,11 +152,10 @@ class EngineLoop:
                 for request_id in request_ids:
                     self._engine.cancel(request_id)
                     self._added_ns.pop(request_id, None)
-            case Load():
-                self._load(message)
-            case Unload(digest):
-                with contextlib.suppress(EngineError):  # a load of the same digest would replace it
-                    self._engine.unload_adapter(digest)
+            case Load() | Unload():
+                self._adapters.handle(message)
+            case Checked():
+                self._adapters.admit(message)
             case Start():
                 raise AssertionError("the engine was started already")
 
@@ -166,14 +167,6 @@ class EngineLoop:
             return Refused(request.request_id, refusal_of(error), str(error))
         self._added_ns[request.request_id] = time.time_ns()
         return None
-
-    def _load(self, message: Load) -> None:
-        try:
-            info = self._engine.load_adapter(message.digest, message.path)
-        except (EngineError, OSError) as error:
-            self._channel.send(LoadFailed(message.digest, str(error)))
-        else:
-            self._channel.send(Loaded(message.digest, info.num_bytes))
 
     def _report(self, outputs: list[Output], refused: list[Refused]) -> None:
         finished = []

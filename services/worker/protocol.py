@@ -28,7 +28,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load the adapter of that digest from a directory."""
+    """Load the adapter of that digest from a directory, which must stay; steps go on meanwhile."""
 
     digest: str
     path: Path
@@ -67,7 +67,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The adapter serves from now on; `num_bytes` in host memory."""
+    """The adapter serves from now on; it takes `num_bytes` of the engine's pool while it is there."""
 
     digest: str
     num_bytes: int
@@ -119,7 +119,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The loop turns: sent at least once a second unless a step or a load takes longer."""
+    """The loop turns: sent at least once a second unless a step takes longer."""
 
     num_steps: int
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -304,6 +305,57 @@ def test_decode_goes_on_while_an_evicted_adapter_is_read_from_a_slow_disk(model_
     reader.release()
     late = drain(engine)[cold]
     assert (late.token_ids, late.logprobs) == (expected.token_ids, expected.logprobs)
+
+
+def test_an_adapter_is_admitted_without_a_read_and_filled_beside_the_steps(model_dir: Path, tmp_path: Path) -> None:
+    page = 3 * 2 * 32 * 8 * 4
+    config = EngineConfig(model_dir, dtype="float32", threads=1, tokens_per_page=8, pool_bytes=60 * page)
+    path = lora_adapter(tmp_path / "a", model_dir, rank=5)
+    asked = request("a", [9, 8, 7], 6)
+    loaded = Engine(config)
+    info = loaded.load_adapter("a", path)
+    expected = loaded.generate([asked])[0]
+    reader = HeldReader()
+    engine = Engine(config, reader=reader)
+    assert engine.admit_adapter("a", engine.check_adapter(path)) == info
+    assert engine.adapter_traffic.loads == 0
+    cold, other = engine.add(asked), engine.add(request(None, [5], 20))
+    outputs = [output.request_id for _ in range(21) for output in engine.step()]
+    assert outputs == [other]
+    reader.release()
+    late = drain(engine)[cold]
+    assert (late.token_ids, late.logprobs) == (expected.token_ids, expected.logprobs)
+
+
+def test_an_adapter_is_checked_while_another_thread_steps(model_dir: Path, tmp_path: Path) -> None:
+    config = EngineConfig(model_dir, dtype="float32", threads=1, tokens_per_page=8, pool_bytes=2**22)
+    engine = Engine(config)
+    paths = [lora_adapter(tmp_path / str(seed), model_dir, rank=5, seed=seed) for seed in range(6)]
+    expected = [engine.check_adapter(path).info for path in paths]
+    asked = [request(None, [9, 8, index], 30) for index in range(4)]
+    alone = [output.token_ids for output in engine.generate(asked)]
+    with ThreadPoolExecutor(2) as threads:
+        checks = [threads.submit(engine.check_adapter, path) for path in paths * 3]
+        beside = [output.token_ids for output in engine.generate(asked)]
+        checked = [check.result() for check in checks]
+    assert beside == alone
+    assert [each.info for each in checked] == expected * 3
+    for index, each in enumerate(checked):
+        assert engine.admit_adapter(str(index), each).name == str(index)
+    outputs = engine.generate([request(str(index), [9, 8, 7], 6) for index in range(len(checked))])
+    assert not any(output.error for output in outputs)
+    assert len({output.token_ids for output in outputs}) > 1
+
+
+def test_files_that_change_between_check_and_first_use_fail_its_requests_alone(model_dir: Path, tmp_path: Path) -> None:
+    config = EngineConfig(model_dir, dtype="float32", threads=1, tokens_per_page=8, pool_bytes=2**22)
+    engine = Engine(config)
+    path = lora_adapter(tmp_path / "a", model_dir, rank=5)
+    engine.admit_adapter("a", engine.check_adapter(path))
+    lora_adapter(path, model_dir, rank=5, seed=9)
+    bad, good = engine.generate([request("a", [9, 8, 7], 6), request(None, [9, 8, 7], 6)])
+    assert "the files of adapter 'a'" in str(bad.error)
+    assert good.error is None
 
 
 def test_an_adapter_on_its_way_can_be_cancelled_unloaded_and_loaded_anew(model_dir: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The engine process: it answers, says why it cannot, is replaced when it dies or hangs, and dies with its parent."""
 
 import asyncio
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,13 +22,15 @@ from services.worker.bridge import (
     Listener,
     restart_delay_s,
 )
-from services.worker.protocol import Done, Finished, Refused
+from services.worker.protocol import Add, Done, Finished, Load, Refused, Start, encode
 from tests.builders import lora_adapter, tiny_llama
+from tests.services.worker.gates import Gate
 from tests.waiting import eventually
 
 FAULTY_ENGINE = "tests.integration.stub_engine:faulty_engine"
 BROKEN_ENGINE = "tests.integration.stub_engine:broken_engine"
 STILLBORN_ENGINE = "tests.integration.stub_engine:stillborn_engine"
+GATED_ENGINE = "tests.integration.stub_engine:gated_engine"
 
 
 @dataclass
@@ -133,6 +136,56 @@ async def test_the_real_engine_loads_good_adapters_and_names_what_is_wrong_with_
         await eventually(lambda: len(heard.refused) == 2)
     assert [each.request_id for each in heard.finished] == ["1"]
     assert {each.why for each in heard.refused} == {"unknown_adapter"}
+
+
+async def test_the_real_engine_steps_on_while_an_adapter_is_checked(tmp_path: Path) -> None:
+    base = tiny_llama(tmp_path / "base")
+    loaded = lora_adapter(tmp_path / "loaded", base, rank=4)
+    slow = lora_adapter(tmp_path / "slow", base, rank=4, seed=1)
+    gate = Gate(slow)
+    heard = Heard()
+    real = EngineSpec(EngineConfig(model=base, dtype="float32", threads=1), GATED_ENGINE)
+    async with bridge(real, heard) as engine:
+        await engine.load("loaded", loaded)
+        loading = asyncio.create_task(engine.load("slow", slow))
+        await eventually(gate.is_reached, what="the check to begin")
+        engine.add([ask("1", "hello"), ask("2", "hello", adapter="loaded")])
+        await eventually(lambda: len(heard.finished) == 2, what="two jobs to finish beside the check")
+        assert not loading.done()
+        gate.open()
+        assert await loading > 0
+        engine.add([ask("3", "hello", adapter="slow")])
+        await eventually(lambda: len(heard.finished) == 3)
+    assert {each.request_id for each in heard.finished} == {"1", "2", "3"}
+    assert not heard.refused
+
+
+async def test_a_defect_of_a_check_is_the_engines(tmp_path: Path) -> None:
+    adapter = lora_adapter(tmp_path / "adapter", tiny_llama(tmp_path / "base"), rank=4)
+    (adapter / "defect").touch()
+    heard = Heard()
+    async with bridge(spec(), heard) as engine:
+        with pytest.raises(EngineLostError):
+            await engine.load("adapter", adapter)
+        await eventually(lambda: heard.losses)
+    assert heard.losses[0] == "ZeroDivisionError: a defect of the check"
+
+
+async def test_a_process_ends_although_a_check_is_under_way(tmp_path: Path) -> None:
+    adapter = lora_adapter(tmp_path / "adapter", tiny_llama(tmp_path / "base"), rank=4)
+    gate = Gate(adapter)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        arguments = (sys.executable, "-m", "services.worker.engine_process", str(theirs.fileno()))
+        process = await asyncio.create_subprocess_exec(
+            *arguments, pass_fds=(theirs.fileno(),), stderr=asyncio.subprocess.PIPE
+        )
+        ours.sendall(encode(Start(FAULTY_ENGINE, EngineConfig(model="none"))) + encode(Load("adapter", adapter)))
+        await eventually(gate.is_reached, what="the check to begin")
+        ours.sendall(encode(Add((ask("1", "crash"),))))
+        _, stderr = await process.communicate()
+    assert process.returncode == 1
+    assert b"ZeroDivisionError: a defect of the engine" in stderr
 
 
 async def test_a_load_cut_short_by_the_engines_death_is_lost_not_failed(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""What a request has become so far: tokens, text and times, and in the end its output."""
+
+import time
+from collections.abc import Set
+
+from engine.errors import EngineError
+from engine.model.text import TextStream
+from engine.model.tokenizer import Tokenizer
+from engine.sampling import Sampled
+from engine.sequence import Sequence
+from engine.types import FinishReason, Output, Usage
+
+
+class RequestState:
+    """An unfinished request: its sequence, and what the engine keeps beside the tokens. Its time begins here."""
+
+    def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
+        self.sequence = sequence
+        self._text = TextStream(tokenizer, sequence.prompt_ids, sequence.sampling.stop)
+        self._added_at = time.monotonic()
+        self._first_token_s: float | None = None
+        self._logprobs: list[dict[int, float]] | None = None if sequence.sampling.logprobs is None else []
+
+    def advance(self, sampled: Sampled, end_ids: Set[int]) -> FinishReason | None:
+        """Append a sampled token; why the request ends with it, or None while it does not."""
+        sequence = self.sequence
+        sequence.output_ids.append(sampled.token_id)
+        if self._first_token_s is None:
+            self._first_token_s = time.monotonic() - self._added_at
+        if self._logprobs is not None and sampled.logprobs is not None:
+            self._logprobs.append(sampled.logprobs)
+        stopped = self._text.push(sampled.token_id)
+        if stopped or (sampled.token_id in end_ids and not sequence.sampling.ignore_eos):
+            return "stop"
+        return "length" if sequence.num_tokens == sequence.max_tokens else None
+
+    def output(self, reason: FinishReason, error: EngineError | None = None) -> Output:
+        """The request as it ends; with `error` it failed, and the rest is what it had until then."""
+        sequence = self.sequence
+        return Output(
+            request_id=sequence.request_id,
+            token_ids=tuple(sequence.output_ids),
+            text=self._text.text,
+            finish_reason=reason,
+            usage=Usage(len(sequence.prompt_ids), sequence.num_cached or 0, len(sequence.output_ids)),
+            logprobs=self._logprobs,
+            first_token_s=self._first_token_s,
+            error=error,
+        )
