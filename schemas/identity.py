@@ -2,14 +2,18 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii as _quoted
+from operator import attrgetter
+from typing import Any
 from uuid import UUID
 
-from schemas.job import JobRequest
+from schemas.job import JobRequest, Sampling
 
-_APART = {"job_id", "sampling"}
-# Of plain JSON values, whose default is nothing.
-_PLAIN = ("tenant", "adapter", "prompt", "prompt_token_ids", "timeout_ms", "metadata")
-_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+_SCALARS = tuple(name for name in Sampling.model_fields if name != "stop")
+_scalars_of = attrgetter(*_SCALARS)
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def derived_job_id(cluster_id: str, topic: str, partition: int, offset: int, timestamp_ms: int, value: bytes) -> UUID:
@@ -34,10 +38,32 @@ def fingerprint(request: JobRequest) -> bytes:
     Key order and defaults that are spelled out make no difference.
     """
     if request.messages or request.deadline or request.webhook:
-        sent = request.model_dump(mode="json", exclude_defaults=True, exclude=_APART)
-    else:  # as the model would dump it, in a third of the time
-        sent = {name: value for name in _PLAIN if (value := getattr(request, name))}
-    # Compared with its default as a whole, in Python, it would take longer than all the other fields.
-    if sampling := request.sampling.model_dump(mode="json", exclude_defaults=True):
-        sent["sampling"] = sampling
-    return hashlib.sha256(_canonical.encode(sent).encode()).digest()
+        text = _canonical(request.model_dump(mode="json", exclude_defaults=True, exclude={"job_id"}))
+    else:
+        text = f"{{{','.join(_members(request))}}}"
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _members(request: JobRequest) -> Iterator[str]:
+    """What the model would dump of a request of plain values, in the order of the names: in a third of the time."""
+    if request.adapter:
+        yield f'"adapter":{_quoted(request.adapter)}'
+    if request.metadata:
+        yield f'"metadata":{_canonical(request.metadata)}'
+    if request.prompt:
+        yield f'"prompt":{_quoted(request.prompt)}'
+    if request.prompt_token_ids:
+        yield f'"prompt_token_ids":{_canonical(request.prompt_token_ids)}'
+    if sampling := _sampling_json(tuple(request.sampling.stop), *_scalars_of(request.sampling)):
+        yield f'"sampling":{sampling}'
+    yield f'"tenant":{_quoted(request.tenant)}'
+    if request.timeout_ms:
+        yield f'"timeout_ms":{request.timeout_ms}'
+
+
+@lru_cache(maxsize=1024)
+def _sampling_json(stop: tuple[str, ...], *scalars: Any) -> str:
+    """What is said beside the defaults; most requests say the same as others."""
+    sampling = Sampling(stop=list(stop), **dict(zip(_SCALARS, scalars, strict=True)))
+    said = sampling.model_dump(mode="json", exclude_defaults=True)
+    return _canonical(said) if said else ""

@@ -1,6 +1,5 @@
 """JobRequest: the value of a record on `<prefix>.<pool>.jobs.<lane>`."""
 
-import json
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
@@ -15,13 +14,13 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticSerializationError, to_json
 
 from schemas.common import MAX_METADATA_BYTES, AdapterRef, EndpointName, Strict, TenantName, exactly_one
 
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
 MAX_URL_CHARS = 2048
-_as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def _short_url(url: AnyHttpUrl) -> AnyHttpUrl:
@@ -98,9 +97,9 @@ class JobRequest(Strict):
     @classmethod
     def _metadata_fits(cls, metadata: dict[str, Any]) -> dict[str, Any]:
         try:
-            encoded = _as_json(metadata).encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"metadata holds a lone surrogate at character {error.start}") from error
+            encoded = to_json(metadata)
+        except PydanticSerializationError as error:
+            raise ValueError(f"metadata cannot be written as UTF-8, for a lone surrogate: {error}") from error
         if len(encoded) > MAX_METADATA_BYTES:
             raise ValueError(f"metadata is {len(encoded)} bytes as JSON; at most {MAX_METADATA_BYTES} are allowed")
         if b"\\u0000" in encoded.replace(b"\\\\", b""):
@@ -109,8 +108,8 @@ class JobRequest(Strict):
 
     @model_validator(mode="after")
     def _one_prompt(self) -> Self:
-        given = [name for name in ("prompt", "messages", "prompt_token_ids") if getattr(self, name) is not None]
-        if len(given) != 1:
+        if (self.prompt is None) + (self.messages is None) + (self.prompt_token_ids is None) != 2:
+            given = [name for name in ("prompt", "messages", "prompt_token_ids") if getattr(self, name) is not None]
             found = " and ".join(given) if given else "none"
             raise ValueError(f"give exactly one of prompt, messages and prompt_token_ids; found {found}")
         return self
