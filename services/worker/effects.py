@@ -9,14 +9,14 @@ from json.encoder import encode_basestring
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from pydantic_core import to_json
+
 from schemas.common import MAX_INLINE_OUTPUT_BYTES, JobState
 from schemas.events import JobError
 from services.database import storable
 from services.identifiers import uuid7
 from services.worker.jobs import Job, JobKey, Outcome
 from services.worker.protocol import Finished
-
-_to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 class Spent(NamedTuple):
@@ -79,12 +79,8 @@ def timings_of(outcome: Outcome, now: float) -> Spent:
     """Milliseconds as the row and the webhook tell them."""
     job, finished = outcome.job, outcome.finished
     first_token_s = finished.first_token_s if finished else None
-    return Spent(
-        queue_ms=_ms(job.queue_s()),
-        load_ms=_ms(job.load_s),
-        first_token_ms=None if first_token_s is None else _ms(first_token_s),
-        total_ms=_ms(job.total_s(now)),
-    )
+    first_token_ms = None if first_token_s is None else _ms(first_token_s)
+    return Spent(_ms(job.queue_s()), _ms(job.load_s), first_token_ms, _ms(job.total_s(now)))
 
 
 def event_json(
@@ -121,7 +117,7 @@ def outcome_json(outcome: Outcome, timings: Spent, output_url: str | None) -> st
 
 def metadata_json(metadata: dict[str, Any]) -> str:
     """Metadata as it came, for the row and for what leaves."""
-    return _to_json(metadata) if metadata else "{}"
+    return to_json(metadata).decode() if metadata else "{}"
 
 
 def _usage_json(finished: Finished) -> str:
@@ -170,4 +166,4 @@ def logprobs_json(logprobs: list[dict[int, float]] | None) -> str | None:
 
 
 def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 3)
+    return int(seconds * 1_000_000 + 0.5) / 1000  # `round` to three digits takes four times as long

@@ -96,7 +96,8 @@ class Job:
 
     `counted`: the database counts its next attempt already, which `attempts` does not. `places` is empty for one that
     was parked: its records are done with. `cold_since` is since when it waits for its adapter, being parked included;
-    None unless it was parked for that. With a `trial` it runs only beside the jobs of that trial.
+    None unless it was parked for that. With a `trial` it runs only beside the jobs of that trial. `key`, `request` and
+    `lane` are the candidate's.
     """
 
     candidate: Candidate
@@ -111,20 +112,12 @@ class Job:
     counted: bool = False
     cold_since: float | None = None
 
-    @property
-    def key(self) -> JobKey:
-        """Identity of the job."""
-        return self.candidate.key
+    key: JobKey = field(init=False)
+    request: JobRequest = field(init=False)
+    lane: Lane = field(init=False)
 
-    @property
-    def request(self) -> JobRequest:
-        """The request as sent."""
-        return self.candidate.request
-
-    @property
-    def lane(self) -> Lane:
-        """The lane that it came on."""
-        return self.candidate.record.lane
+    def __post_init__(self) -> None:
+        self.key, self.request, self.lane = self.candidate.key, self.candidate.request, self.candidate.record.lane
 
     @property
     def group(self) -> str:

@@ -11,6 +11,7 @@ from schemas.common import ErrorCode, Lane
 from schemas.identity import derived_job_id, fingerprint
 from schemas.job import JobRequest
 from services.headers import ORIGIN, REPLAY_OF, Origin
+from services.identifiers import driver_uuid
 from services.kafka import MAX_RECORD_BYTES
 from services.signing import SIGNATURE_HEADER, signature
 from services.telemetry import TRACEPARENT_HEADER
@@ -61,11 +62,11 @@ def parse(record: Record, cluster_id: str, received_at: float, received_ns: int)
     except ValueError:
         return _invalid(record, f"the header {REPLAY_OF!r} is no UUID; leave it out")
     return Candidate(
-        key=JobKey(request.tenant, job_id),
+        key=JobKey(request.tenant, driver_uuid(job_id.bytes)),
         request=request,
         fingerprint=fingerprint(request),
         record=record,
-        traceparent=_text(record.header(TRACEPARENT_HEADER)),
+        traceparent=_text(record.header(TRACEPARENT_HEADER)) if record.headers else None,
         received_at=received_at,
         received_ns=received_ns,
         replay_of=replay_of,
