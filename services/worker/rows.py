@@ -13,7 +13,7 @@ from services.worker.protocol import Finished
 
 def ended_columns(completions: Sequence[Completion]) -> list[list[Any]]:
     """Of `COMPLETE_JOBS`: one row per job, with what its result and its tokens are made of."""
-    return columns([_ended_row(each) for each in completions], 21)
+    return list(map(spare, columns([_ended_row(each) for each in completions], 21)))
 
 
 def _ended_row(each: Completion) -> tuple[Any, ...]:
@@ -58,7 +58,7 @@ def effect_columns(completions: Sequence[Completion]) -> list[list[Any]]:
         for place, each in enumerate(completions, start=1)
         for effect in each.effects
     ]
-    return columns(rows, 9)
+    return list(map(spare, columns(rows, 9)))
 
 
 def fenced(jobs: Iterable[Job]) -> list[list[Any]]:
@@ -69,6 +69,11 @@ def fenced(jobs: Iterable[Job]) -> list[list[Any]]:
 def columns(rows: Collection[Sequence[Any]], width: int) -> list[list[Any]]:
     """Rows as one list per column, as `unnest` wants them."""
     return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
+
+
+def spare(column: list[Any]) -> list[Any]:
+    """Nothing for a column of nothing but nulls: `unnest` fills the shorter of its arrays up with them."""
+    return [] if column.count(None) == len(column) else column
 
 
 def key_columns(keys: Iterable[JobKey]) -> list[list[Any]]:

@@ -16,7 +16,7 @@ from services.worker.effects import Completion, metadata_json
 from services.worker.jobs import Candidate, Grant, Job, JobKey
 from services.worker.means import Means, adapter_doom, adapter_name, adapter_ref, look_up, version_of, webhook_doom
 from services.worker.parking_statements import HURRY_JOBS
-from services.worker.rows import effect_columns, ended_columns, fenced, key_columns, keys_of
+from services.worker.rows import effect_columns, ended_columns, fenced, key_columns, keys_of, spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +117,11 @@ class JobStore:
             sql.TAKE_FRESH,
             *key_columns(candidate.key for candidate in candidates),
             [candidate.fingerprint for candidate in candidates],
-            [adapter_name(candidate) for candidate in candidates],
-            [version_of(outlook.adapter) for outlook in outlooks],
+            spare([adapter_name(candidate) for candidate in candidates]),
+            spare([version_of(outlook.adapter) for outlook in outlooks]),
             [candidate.record.lane for candidate in candidates],
             [metadata_json(candidate.request.metadata) for candidate in candidates],
-            [candidate.replay_of for candidate in candidates],
+            spare([candidate.replay_of for candidate in candidates]),
             starts,
             self._pool_name,
             self._worker,
