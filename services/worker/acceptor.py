@@ -92,14 +92,23 @@ class Acceptor:
         self._handoff = handoff
         self._cluster_id = cluster_id
         self._require_signature = require_signature
-        self._records: deque[Record] = deque()
+        self._arrived: deque[Candidate] = deque()
         self._rechecks: deque[Candidate] = deque()
         self._leased: list[tuple[float, Candidate]] = []
         self._wake = asyncio.Event()
 
     def receive(self, records: Iterable[Record]) -> None:
-        """Queue fresh records; bounded by the records that the ledger holds."""
-        self._records.extend(records)
+        """Validate fresh records and queue them; bounded by the records that the ledger holds.
+
+        It happens here and not in the loop so that it fills the time in which the loop waits for the database.
+        """
+        now, now_ns = time.monotonic(), time.time_ns()
+        for record in records:
+            parsed = parse(record, self._cluster_id, now, now_ns)
+            if isinstance(parsed, Candidate):
+                self._arrived.append(parsed)
+            else:
+                self._dead_letters.put(parsed)
         self._wake.set()
 
     def recheck(self, job: Job) -> None:
@@ -113,8 +122,8 @@ class Acceptor:
         """Decide about what comes, for ever."""
         while True:
             await self._wait()
-            while (records := self._next_records()) or self._rechecks:
-                candidates = await self._valid(records) + self._next_rechecks()
+            while self._arrived or self._rechecks:
+                candidates = await self._admitted(self._next_arrived()) + self._next_rechecks()
                 await self._accept(self._fresh(candidates))
 
     async def _wait(self) -> None:
@@ -130,20 +139,17 @@ class Acceptor:
         self._rechecks.extend(candidate for at, candidate in self._leased if at <= now)
         self._leased = [(at, candidate) for at, candidate in self._leased if at > now]
 
-    def _next_records(self) -> list[Record]:
-        return [self._records.popleft() for _ in range(min(len(self._records), MAX_BATCH))]
+    def _next_arrived(self) -> list[Candidate]:
+        """At most a batch, without those that a rebalance took away."""
+        arrived = [self._arrived.popleft() for _ in range(min(len(self._arrived), MAX_BATCH))]
+        return [candidate for candidate in arrived if self._ledger.holds(candidate.record.place)]
 
     def _next_rechecks(self) -> list[Candidate]:
         rechecks, self._rechecks = list(self._rechecks), deque()
         return rechecks
 
-    async def _valid(self, records: list[Record]) -> list[Candidate]:
-        """Candidates of those records that are valid; the others go to the dead letters."""
-        now, now_ns = time.monotonic(), time.time_ns()
-        held = [record for record in records if self._ledger.holds(record.place)]
-        parsed = [parse(record, self._cluster_id, now, now_ns) for record in held]
-        candidates = [each for each in parsed if isinstance(each, Candidate)]
-        rejections = [each for each in parsed if isinstance(each, Rejection)]
+    async def _admitted(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Those that may speak for their tenants; the others go to the dead letters."""
         names = {candidate.key.tenant for candidate in candidates}
         tenants = await self._persistence.insist(partial(self._keys.of, names)) if names else {}
         admitted = []
@@ -152,9 +158,7 @@ class Acceptor:
             if rejection is None:
                 admitted.append(candidate)
             else:
-                rejections.append(rejection)
-        for rejection in rejections:
-            self._dead_letters.put(rejection)
+                self._dead_letters.put(rejection)
         return admitted
 
     def _fresh(self, candidates: list[Candidate]) -> list[Candidate]:

@@ -53,7 +53,8 @@ class Completer:
         self._held = held
         self._pool_name = pool_name
         self._stale = stale
-        self._queue: deque[Outcome] = deque()
+        self._recording = telemetry.recording()
+        self._queue: deque[_Prepared] = deque()
         self._urls: dict[JobKey, str] = {}
         self._uploads: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -74,7 +75,8 @@ class Completer:
             self._enqueue(outcome)
 
     def _enqueue(self, outcome: Outcome) -> None:
-        self._queue.append(outcome)
+        """What is written is made here and not in the loop: that fills the time in which it waits for the database."""
+        self._queue.append(self._prepare(outcome))
         self._wake.set()
 
     async def _upload(self, outcome: Outcome) -> None:
@@ -103,9 +105,7 @@ class Completer:
                 batch = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
                 await self._complete(batch)
 
-    async def _complete(self, outcomes: Sequence[Outcome]) -> None:
-        recording = telemetry.recording()
-        prepared = [self._prepare(outcome, recording=recording) for outcome in outcomes]
+    async def _complete(self, prepared: Sequence[_Prepared]) -> None:
         with (
             telemetry.COMPLETION_SECONDS.time(),
             telemetry.tracer().start_as_current_span(telemetry.SPAN_COMPLETE_JOBS),
@@ -117,8 +117,8 @@ class Completer:
             [each.completion for each, ours in zip(prepared, committed, strict=True) if ours], time.monotonic()
         )
 
-    def _prepare(self, outcome: Outcome, *, recording: bool) -> _Prepared:
-        span = open_process_span(outcome) if recording else None
+    def _prepare(self, outcome: Outcome) -> _Prepared:
+        span = open_process_span(outcome) if self._recording else None
         output_url = self._urls.pop(outcome.job.key, None)
         now, traceparent = time.monotonic(), traceparent_of(outcome, span)
         return _Prepared(completion(outcome, self._pool_name, now, traceparent, output_url), span)

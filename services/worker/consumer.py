@@ -94,6 +94,7 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
             self._polls += 1
             for partition, messages in batches.items():
                 self._take(partition, messages)
+            await asyncio.sleep(0)  # the library does not wait where it has records: others get their turn here
 
     async def _recover(self, error: Exception) -> None:
         """Say what went wrong, and take again what the library had in hand: it forgets that when it fails."""
