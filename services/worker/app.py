@@ -49,7 +49,7 @@ from services.worker.store import JobStore
 DATABASE_PAUSE = "database"
 DRAIN_PAUSE = "drain"
 LAST_WRITES_S = 5.0
-GC_ALLOCATIONS = 5_000
+GC_ALLOCATIONS = 25_000
 _log = telemetry.get_logger()
 
 
