@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from schemas.common import JobState, Lane
+from schemas.common import ErrorCode, JobState, Lane
 from schemas.job import JobRequest
 from services.database import Pool, open_pool
 from services.identifiers import uuid7
 from services.settings import Settings
 from services.worker.decisions import Conflict, Ended, Leased, Taken
 from services.worker.effects import completion
-from services.worker.jobs import Candidate, Job, JobKey, Outcome, Record
+from services.worker.jobs import Candidate, Job, JobKey, Outcome, Record, failed
 from services.worker.ledger import Partition, Place
 from services.worker.protocol import Finished
 from services.worker.store import JobStore
@@ -94,6 +94,32 @@ async def test_what_is_known_is_told_from_what_is_new(pool: Pool) -> None:
     assert isinstance(leased, Leased)
     assert isinstance(fresh, Taken)
     assert fresh.grant.fence == 1
+
+
+async def test_a_job_whose_row_was_pruned_does_not_run_again(pool: Pool) -> None:
+    store, wanted = store_of(pool), candidate(0)
+    [taken] = await store.accept([wanted])
+    await store.complete([completion(done(job_of(taken, wanted), (5,)), "default", 2.0)])
+    for table in ("results", "jobs"):
+        await pool.execute(f"delete from loraq.{table}")  # noqa: S608  # as retention does, by day
+    [again, other] = await store.accept([wanted, candidate(1)])
+    assert isinstance(again, Ended)
+    assert isinstance(other, Taken), "its neighbour is new"
+    assert wanted.key.job_id not in await rows(pool, "jobs")
+
+
+async def test_a_batch_of_which_nothing_was_generated_is_written(pool: Pool) -> None:
+    """Columns of nothing but nulls travel empty."""
+    store, wanted = store_of(pool), [candidate(0), candidate(1)]
+    jobs = [job_of(taken, each) for taken, each in zip(await store.accept(wanted), wanted, strict=True)]
+    ended = [completion(failed(job, ErrorCode.TIMEOUT, "too long"), "default", 2.0) for job in jobs]
+    assert await store.complete(ended) == {job.key for job in jobs}
+    found = await rows(pool, "jobs")
+    assert {(row["state"], row["error_code"], row["adapter"]) for row in found.values()} == {
+        ("failed", "timeout", None)
+    }
+    assert not await rows(pool, "results")
+    assert (await rows(pool, "outbox")).keys() == found.keys()
 
 
 async def test_each_result_has_its_own_tokens_and_a_stale_one_none(pool: Pool) -> None:
