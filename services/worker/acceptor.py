@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from schemas.common import ErrorCode
+from schemas.common import ErrorCode, Lane
 from services import telemetry
 from services.errors import PermanentError
 from services.secrets import SecretBox
@@ -93,6 +93,7 @@ class Acceptor:
         self._cluster_id = cluster_id
         self._require_signature = require_signature
         self._arrived: deque[Candidate] = deque()
+        self._undecided: Counter[Lane] = Counter()
         self._rechecks: deque[Candidate] = deque()
         self._leased: list[tuple[float, Candidate]] = []
         self._wake = asyncio.Event()
@@ -107,9 +108,14 @@ class Acceptor:
             parsed = parse(record, self._cluster_id, now, now_ns)
             if isinstance(parsed, Candidate):
                 self._arrived.append(parsed)
+                self._undecided[record.lane] += 1
             else:
                 self._dead_letters.put(parsed)
         self._wake.set()
+
+    def num_undecided(self, lane: Lane) -> int:
+        """Candidates of a lane that came and may yet become held jobs."""
+        return self._undecided[lane]
 
     def recheck(self, job: Job) -> None:
         """Another worker has the job by now: ask the database again for every record of it."""
@@ -123,8 +129,11 @@ class Acceptor:
         while True:
             await self._wait()
             while self._arrived or self._rechecks:
-                candidates = await self._admitted(self._next_arrived()) + self._next_rechecks()
+                arrived = self._next_arrived()  # a rebalance may have taken some away
+                present = [each for each in arrived if self._ledger.holds(each.record.place)]
+                candidates = await self._admitted(present) + self._next_rechecks()
                 await self._accept(self._fresh(candidates))
+                self._undecided.subtract(each.record.lane for each in arrived)
 
     async def _wait(self) -> None:
         """Until something came or a lease elsewhere may have run out."""
@@ -140,9 +149,7 @@ class Acceptor:
         self._leased = [(at, candidate) for at, candidate in self._leased if at > now]
 
     def _next_arrived(self) -> list[Candidate]:
-        """At most a batch, without those that a rebalance took away."""
-        arrived = [self._arrived.popleft() for _ in range(min(len(self._arrived), MAX_BATCH))]
-        return [candidate for candidate in arrived if self._ledger.holds(candidate.record.place)]
+        return [self._arrived.popleft() for _ in range(min(len(self._arrived), MAX_BATCH))]
 
     def _next_rechecks(self) -> list[Candidate]:
         rechecks, self._rechecks = list(self._rechecks), deque()

@@ -10,6 +10,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from schemas.common import Lane
 from services import kafka, telemetry
 from services.database import Pool, listen, open_pool
 from services.lifecycle import Lifecycle
@@ -156,7 +157,7 @@ class Worker:
         self.consumer = JobConsumer(
             settings,
             self.ledger,
-            self.held.count,
+            self._num_held,
             ConsumerListener(self.acceptor.receive, self._on_assigned, handover.drained, self.held.displace),
         )
         self.guard = Guard(
@@ -178,6 +179,10 @@ class Worker:
             settings.lease_s,
             settled=lambda: self.consumer.settled,
         )
+
+    def _num_held(self, lane: Lane) -> int:
+        """Jobs of a lane in memory, those included that the database is being asked about."""
+        return self.held.count(lane) + self.acceptor.num_undecided(lane)
 
     def _on_database(self, failing: bool) -> None:  # a callback with one meaning
         pressure = self.consumer.pressure
