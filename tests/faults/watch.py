@@ -73,8 +73,7 @@ class Watch:
             admin = await connections.enter_async_context(kafka.admin(settings))
             dead = await connections.enter_async_context(reader(settings, settings.dead_topic))
             while not self.reopen:
-                async with asyncio.timeout(LOOK_TIMEOUT_S):
-                    await self.look(admin, dead)
+                await self._look_within(admin, dead)
                 self._looked.set()
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
@@ -82,6 +81,17 @@ class Watch:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await connections.aclose()
+
+    async def _look_within(self, admin: Any, dead: Any) -> None:
+        """A look in a task of its own, abandoned when it hangs: the library may swallow a cancellation."""
+        look = asyncio.create_task(self.look(admin, dead), name="look")
+        try:
+            done, _ = await asyncio.wait({look}, timeout=LOOK_TIMEOUT_S)
+        finally:
+            look.cancel()
+        if not done:
+            raise TimeoutError(f"a look took longer than {LOOK_TIMEOUT_S:g} s")
+        look.result()
 
     async def look(self, admin: Any, dead: Any) -> None:
         """One look; what is seen once stays seen."""

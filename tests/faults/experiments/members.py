@@ -75,10 +75,9 @@ async def has_jobs(worker: Service) -> bool:
 
 
 async def held(run: Run, worker: str) -> int:
-    """Jobs that a worker has taken and not ended."""
-    return await run.tables.number(
-        "select count(*) from loraq.jobs where state in ('queued', 'running') and worker = $1", worker
-    )
+    """Jobs that a worker has under its lease; those that it gave up keep its name until another takes them."""
+    unfinished = "state in ('queued', 'running') and lease_until is not null"
+    return await run.tables.number(f"select count(*) from loraq.jobs where {unfinished} and worker = $1", worker)  # noqa: S608
 
 
 @experiment(
