@@ -24,7 +24,7 @@ FOLLOW_PIP = pip_setting() { $(BIN)/python -m pip config get global.$$1 2>/dev/n
 	mirror="$${PIP_INDEX_URL:-$$(pip_setting index-url)}"; \
 	if [ -n "$$mirror" ] && [ -z "$${UV_DEFAULT_INDEX:-}$${UV_INDEX_URL:-}" ]; then export UV_DEFAULT_INDEX="$$mirror"; fi
 
-.PHONY: help demo test lint fmt bench faults adapters kernels-full gpu-check up down reference requirements clean
+.PHONY: help demo test lint fmt bench faults adapters kernels-full kernels-compiled gpu-check up down reference requirements clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -64,6 +64,9 @@ adapters: $(VENV)/.dev ## train the example adapters anew and score them (about 
 
 kernels-full: $(VENV)/.dev ## the CUDA kernels in full: every case in the interpreter, every launch compiled (half an hour)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 KERNEL_GRID=full $(BIN)/python -m pytest -q --timeout 300 tests/engine/kernels/triton/grid
+	@$(MAKE) kernels-compiled
+
+kernels-compiled: $(VENV)/.dev ## compile every launch of the CUDA kernels for sm_80, sm_90 and sm_100 and read the machine code
 	KERNEL_GRID=full $(BIN)/python -m pytest -q --timeout 3600 tests/engine/kernels/triton/test_compiled.py
 
 # No environment of our own: on a GPU machine this takes the Python that is there, with the packages it has.

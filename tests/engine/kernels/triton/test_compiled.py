@@ -1,10 +1,13 @@
 """What the compiler makes of the launches, read from machine code for GPUs that need not be here.
 
-By default only the launches with a product, for Llama-3-8B; all of the table by `make kernels-full`.
+By default only the launches with a product, for Llama-3-8B; all of the table by `make kernels-compiled`.
 """
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -50,12 +53,32 @@ def some(architecture: Architecture) -> Iterator[tuple[str, Launch]]:
     yield "decode", first("expand", launches(LLAMA, architecture, "decode", torch.float16))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_nothing_spills_weights_are_read_16_bytes_at_a_time_and_products_use_tensor_cores(
-    architecture: Architecture,
-) -> None:
-    for step, launch in variants(architecture) if FULL else some(architecture):
-        facts = read(launch, architecture)
+Read = tuple[Architecture, str, Launch, Facts]
+
+
+def read_some() -> Iterator[Read]:
+    for architecture in ARCHITECTURES:
+        for step, launch in some(architecture):
+            yield architecture, step, launch, read(launch, architecture)
+
+
+def read_every() -> Iterator[Read]:
+    """A process for each core: the compiler has one thread."""
+    every = [(a, i, *found) for a in ARCHITECTURES for i, found in enumerate(variants(a))]
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as processes:
+        facts = processes.map(read_variant, [(a, i) for a, i, _, _ in every])
+        for (architecture, _, step, launch), read_facts in zip(every, facts, strict=True):
+            yield architecture, step, launch, read_facts
+
+
+def read_variant(place: tuple[Architecture, int]) -> Facts:
+    architecture, index = place
+    return read(variants(architecture)[index][1], architecture)
+
+
+def test_nothing_spills_weights_are_read_16_bytes_at_a_time_and_products_use_tensor_cores() -> None:
+    found: Iterable[Read] = read_every() if FULL else read_some()
+    for architecture, step, launch, facts in found:
         where = f"sm_{architecture} {step} {launch.name} {dict(launch.constants)}: {facts}"
         assert facts.spills == 0, where
         assert facts.occupancy > 0, where
