@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -20,6 +20,7 @@ from tests.faults.snapshot import DeadLetter, Sent, Sighting
 LOOK_EVERY_S = 0.3
 LOOK_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 5.0
+CANCEL_TIMEOUT_S, MAX_CANCELS = 0.5, 10
 FIRST_LOOK_TIMEOUT_S = 60.0
 
 
@@ -61,7 +62,7 @@ class Watch:
         while True:
             try:
                 await self._look_on()
-            except (ServiceError, KafkaError, OSError) as error:  # a look that hangs is a TimeoutError, an OSError
+            except (ServiceError, KafkaError, OSError) as error:  # what hangs is a TimeoutError, an OSError
                 self.trouble = f"{type(error).__name__}: {error}"
                 await asyncio.sleep(LOOK_EVERY_S)
 
@@ -73,25 +74,12 @@ class Watch:
             admin = await connections.enter_async_context(kafka.admin(settings))
             dead = await connections.enter_async_context(reader(settings, settings.dead_topic))
             while not self.reopen:
-                await self._look_within(admin, dead)
+                await _within(LOOK_TIMEOUT_S, self.look(admin, dead))
                 self._looked.set()
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
-            # The library may wait for ever to close what led to a broker that is away.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await connections.aclose()
-
-    async def _look_within(self, admin: Any, dead: Any) -> None:
-        """A look in a task of its own, abandoned when it hangs: the library may swallow a cancellation."""
-        look = asyncio.create_task(self.look(admin, dead), name="look")
-        try:
-            done, _ = await asyncio.wait({look}, timeout=LOOK_TIMEOUT_S)
-        finally:
-            look.cancel()
-        if not done:
-            raise TimeoutError(f"a look took longer than {LOOK_TIMEOUT_S:g} s")
-        look.result()
+                await _within(CLOSE_TIMEOUT_S, connections.aclose())
 
     async def look(self, admin: Any, dead: Any) -> None:
         """One look; what is seen once stays seen."""
@@ -116,3 +104,24 @@ class Watch:
 
     def _newly_passed(self, place: Place, moved: dict[Partition, int]) -> bool:
         return self._passed[place.partition] <= place.offset < moved.get(place.partition, 0)
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, None]) -> None:
+    """Do it in that time, or raise TimeoutError.
+
+    The library may wait for ever for a broker that is away, and swallow the cancellation of one wait to go on with
+    the next.
+    """
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if task.done():
+            return task.result()
+        for _ in range(MAX_CANCELS):
+            task.cancel()
+            await asyncio.wait({task}, timeout=CANCEL_TIMEOUT_S)
+            if task.done():
+                break
+        raise TimeoutError(f"the broker did not answer within {seconds:g} s")
+    finally:
+        task.cancel()
