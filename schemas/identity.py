@@ -5,14 +5,11 @@ import json
 from collections.abc import Iterator
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as _quoted
-from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
-from schemas.job import JobRequest, Sampling
+from schemas.job import SAMPLING_SCALARS, JobRequest, Sampling, sampling_scalars
 
-_SCALARS = tuple(name for name in Sampling.model_fields if name != "stop")
-_scalars_of = attrgetter(*_SCALARS)
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
@@ -54,7 +51,7 @@ def _members(request: JobRequest) -> Iterator[str]:
         yield f'"prompt":{_quoted(request.prompt)}'
     if request.prompt_token_ids:
         yield f'"prompt_token_ids":{_canonical(request.prompt_token_ids)}'
-    if sampling := _sampling_json(tuple(request.sampling.stop), *_scalars_of(request.sampling)):
+    if sampling := _sampling_json(tuple(request.sampling.stop), *sampling_scalars(request.sampling)):
         yield f'"sampling":{sampling}'
     yield f'"tenant":{_quoted(request.tenant)}'
     if request.timeout_ms:
@@ -64,6 +61,6 @@ def _members(request: JobRequest) -> Iterator[str]:
 @lru_cache(maxsize=1024)
 def _sampling_json(stop: tuple[str, ...], *scalars: Any) -> str:
     """What is said beside the defaults; most requests say the same as others."""
-    sampling = Sampling(stop=list(stop), **dict(zip(_SCALARS, scalars, strict=True)))
+    sampling = Sampling(stop=list(stop), **dict(zip(SAMPLING_SCALARS, scalars, strict=True)))
     said = sampling.model_dump(mode="json", exclude_defaults=True)
     return _canonical(said) if said else ""

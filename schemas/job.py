@@ -1,5 +1,6 @@
 """JobRequest: the value of a record on `<prefix>.<pool>.jobs.<lane>`."""
 
+from operator import attrgetter
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
@@ -57,6 +58,11 @@ class Sampling(Strict):
     repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] = 1.0
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     ignore_eos: bool = False
+
+
+SAMPLING_SCALARS = tuple(name for name in Sampling.model_fields if name != "stop")
+sampling_scalars = attrgetter(*SAMPLING_SCALARS)
+"""Values of a Sampling in the order of `SAMPLING_SCALARS`: with a tuple of its stop strings, a key for what follows."""
 
 
 class WebhookTarget(Strict):

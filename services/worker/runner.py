@@ -6,12 +6,11 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any
 
 from engine import EngineError, Request, SamplingParams
 from schemas.common import ErrorCode, JobState
-from schemas.job import JobRequest, Sampling
+from schemas.job import SAMPLING_SCALARS, JobRequest, Sampling, sampling_scalars
 from services import telemetry
 from services.registry.adapters import AdapterVersion
 from services.worker.adapters import Adapters
@@ -24,8 +23,6 @@ from services.worker.protocol import Done, Finished, Refused
 from services.worker.suspects import NO_TRIAL, Suspects
 
 TICK_S = 0.1
-_SCALARS = tuple(name for name in Sampling.model_fields if name != "stop")
-_scalars_of = attrgetter(*_SCALARS)
 _log = telemetry.get_logger()
 
 
@@ -352,10 +349,10 @@ def engine_request(job: Job, request_id: str) -> Request:
 
 
 def _sampling_params(sampling: Sampling) -> SamplingParams:
-    return _shared_params(*_scalars_of(sampling), tuple(sampling.stop))
+    return _shared_params(*sampling_scalars(sampling), tuple(sampling.stop))
 
 
 @lru_cache(maxsize=1024)
 def _shared_params(*values: Any) -> SamplingParams:
     """Most jobs ask for the same as others: one object for all of them is checked once and sent once per batch."""
-    return SamplingParams(**dict(zip((*_SCALARS, "stop"), values, strict=True)))
+    return SamplingParams(**dict(zip((*SAMPLING_SCALARS, "stop"), values, strict=True)))
