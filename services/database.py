@@ -33,6 +33,10 @@ POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 JSONB_VERSION = b"\x01"
 CLOSE_TIMEOUT_S = 5.0
+# A prepared statement may keep the plan that was best for what its tables held when it was made. Made while a day's
+# partition was empty, as each one is at midnight, it reads all of a partition for every batch until the next ANALYZE,
+# however many rows come meanwhile. Planning each execution anew costs a batch less than 1 ms.
+FRESH_PLANS = {"plan_cache_mode": "force_custom_plan"}
 
 log = telemetry.get_logger()
 
@@ -48,8 +52,10 @@ class Pool(BasePool):
 
 
 @asynccontextmanager
-async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
+async def open_pool(settings: Settings, *, fresh_plans: bool = False) -> AsyncIterator[Pool]:
     """The process's pool, connected at least once; raises ConfigError or RetryableError naming the server.
+
+    `fresh_plans` is for a process whose statements meet a table that grows fast: each execution is planned anew.
 
     A process that stands still in the middle of a transaction (suspended, or cut off) must not hold its rows for ever:
     the server ends a session that idles in one for longer than a lease, and any transaction after twice the longest
@@ -76,6 +82,7 @@ async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
             "timezone": "UTC",
             "idle_in_transaction_session_timeout": _milliseconds(settings.lease_s),
             "transaction_timeout": _milliseconds(2 * settings.database_timeout_s),
+            **(FRESH_PLANS if fresh_plans else {}),
         },
     )
     pool.acquire_timeout_s = settings.database_timeout_s

@@ -28,9 +28,9 @@ MAX_DEAD_RECORD_BYTES = 2 * 1024 * 1024
 REQUEST_TIMEOUT_MS = 20_000
 METADATA_MAX_AGE_MS = 30_000
 REBALANCE_TIMEOUT_S = 60.0
-# How long a broker may keep a fetch that finds nothing. Apache Kafka answers as soon as a record comes; the embedded
-# one looks only now and then, up to half of this apart.
-FETCH_WAIT_MS = 100
+# How long a broker may keep a fetch that finds nothing; partitions that go on meanwhile are fetched only after it.
+# Apache Kafka answers as soon as a record comes; the embedded broker looks only now and then, up to half of this apart.
+FETCH_WAIT_MS = 50
 TOPICS_VISIBLE_TIMEOUT_S = 30.0
 
 

@@ -337,7 +337,7 @@ async def serve(life: Lifecycle, settings: Settings, engine_factory: str = REAL_
     needs_base = engine_factory == REAL_ENGINE or settings.base_model is not None
     base = await asyncio.to_thread(load_base, settings) if needs_base else None
     cluster_id = await kafka.cluster_id(settings)
-    async with open_pool(settings) as pool, open_store(settings) as objects:
+    async with open_pool(settings, fresh_plans=True) as pool, open_store(settings) as objects:
         stager = Stager(settings, objects)
         worker = Worker(
             life,

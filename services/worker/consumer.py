@@ -31,6 +31,8 @@ from services.worker.pressure import Pressure
 from services.worker.records import record_of
 
 POLL_MS = 100
+# While a full lane is paused no record wakes a poll, so this is how long it takes to notice that the lane has room.
+FULL_POLL_MS = 10
 MAX_RECORDS = 500
 COMMIT_EVERY_S = 0.2
 COMMIT_TIMEOUT_S = 10.0
@@ -83,9 +85,9 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
     async def poll(self) -> None:
         """Take records for ever. Polling never stops, so that a long job costs no membership."""
         while True:
-            self._apply_pressure()
+            wait_ms = FULL_POLL_MS if self._apply_pressure() else POLL_MS
             try:
-                batches = await self._kafka.getmany(timeout_ms=POLL_MS, max_records=self._room())
+                batches = await self._kafka.getmany(timeout_ms=wait_ms, max_records=self._room())
             except ConsumerStoppedError:
                 return
             except (KafkaError, OSError, UnicodeDecodeError) as error:
@@ -147,8 +149,11 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
         rooms = [self.pressure.room(self._held(lane)) for lane in self._lanes.values()]
         return max(1, min([MAX_RECORDS, *[room for room in rooms if room]]))
 
-    def _apply_pressure(self) -> None:
-        """Pause and resume partitions as lanes fill and empty; a rebalance has un-paused them all."""
+    def _apply_pressure(self) -> bool:
+        """Pause and resume partitions as lanes fill and empty; a rebalance has un-paused them all.
+
+        Returns whether any is paused for as long as its lane is full.
+        """
         assigned, paused = self._kafka.assignment(), self._kafka.paused()
         full = {topic for topic, lane in self._lanes.items() if self.pressure.paused(lane, self._held(lane))}
         open_to = self._ledger.partitions - self._commits.crowded
@@ -158,6 +163,7 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
         if paused - wanted:
             self._kafka.resume(*(paused - wanted))
         telemetry.PARTITIONS_PAUSED.set(len(wanted))
+        return bool(full)
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         """Let what runs end within its budget, commit what is finished while these are still ours, and let go."""

@@ -4,17 +4,40 @@ A row of `parked_jobs` is the request of a job whose Kafka record is no longer n
 terminal: while a worker has the job, the row is due when that worker's lease runs out.
 """
 
-PARK_JOBS = """
+from services.worker.batch import ATTEMPT, DATED, JOB, batch
+
+RECORD = {
+    "topic": "text",
+    "partition_number": "integer",
+    "record_offset": "bigint",
+    "record_timestamp_ms": "bigint",
+    "record_key": "bytea",
+    "request": "bytea",
+    "traceparent": "text",
+}
+DELIVERY = {**JOB, "lane": "text", **RECORD}
+REQUEST = {
+    **DATED,
+    "lane": "text",
+    "reason": "text",
+    "adapter_digest": "text",
+    "cold_for": "interval",
+    "alone": "boolean",
+    "delay": "interval",
+    "deadline": "timestamptz",
+    **RECORD,
+}
+
+PARK_JOBS = f"""
 update loraq.jobs
 set state = 'parked', lease_until = null, attempts = jobs.attempts - held.unspent
-from unnest($1::date[], $2::text[], $3::uuid[], $4::bigint[], $5::integer[])
-    as held (accepted_on, tenant, job_id, fence, unspent)
+from {batch("held", ATTEMPT | {"unspent": "integer"})}
 where jobs.accepted_on = held.accepted_on and jobs.tenant = held.tenant and jobs.job_id = held.job_id
     and jobs.fence = held.fence and jobs.state in ('queued', 'running')
 returning jobs.tenant, jobs.job_id
 """
 
-STORE_REQUESTS = """
+STORE_REQUESTS = f"""
 insert into loraq.parked_jobs
     (tenant, job_id, accepted_on, pool, lane, reason, adapter_digest, cold_since, alone, due_at, topic,
      partition_number, record_offset, record_timestamp_ms, record_key, request, traceparent)
@@ -22,11 +45,7 @@ select
     tenant, job_id, accepted_on, $1, lane, reason, adapter_digest, clock_timestamp() - cold_for, alone,
     least(clock_timestamp() + delay, deadline, cancelled_at), topic, partition_number, record_offset,
     record_timestamp_ms, record_key, request, traceparent
-from unnest($2::date[], $3::text[], $4::uuid[], $5::text[], $6::text[], $7::text[], $8::interval[], $9::boolean[],
-            $10::interval[], $11::timestamptz[], $12::text[], $13::integer[], $14::bigint[], $15::bigint[],
-            $16::bytea[], $17::bytea[], $18::text[])
-    as sent (accepted_on, tenant, job_id, lane, reason, adapter_digest, cold_for, alone, delay, deadline, topic,
-             partition_number, record_offset, record_timestamp_ms, record_key, request, traceparent)
+from {batch("sent", REQUEST, first=2)}
 left join (select tenant, job_id, requested_at as cancelled_at from loraq.cancellations) as cancelled
     using (tenant, job_id)
 on conflict (tenant, job_id) do update
@@ -37,17 +56,14 @@ set reason = excluded.reason,
     due_at = excluded.due_at
 """
 
-STORE_DELIVERIES = """
+STORE_DELIVERIES = f"""
 insert into loraq.parked_jobs
     (tenant, job_id, accepted_on, pool, lane, reason, due_at, topic, partition_number, record_offset,
      record_timestamp_ms, record_key, request, traceparent)
 select
     tenant, job_id, job_keys.accepted_on, $1, sent.lane, 'lease', coalesce(jobs.lease_until, clock_timestamp()), topic,
     partition_number, record_offset, record_timestamp_ms, record_key, request, traceparent
-from unnest($2::text[], $3::uuid[], $4::text[], $5::text[], $6::integer[], $7::bigint[], $8::bigint[], $9::bytea[],
-            $10::bytea[], $11::text[])
-    as sent (tenant, job_id, lane, topic, partition_number, record_offset, record_timestamp_ms, record_key, request,
-             traceparent)
+from {batch("sent", DELIVERY, first=2)}
 join loraq.job_keys using (tenant, job_id)
 join loraq.jobs using (accepted_on, tenant, job_id)
 on conflict (tenant, job_id) do nothing
@@ -62,10 +78,10 @@ limit $3
 for update skip locked
 """
 
-TAKE_DUE = """
+TAKE_DUE = f"""
 update loraq.jobs
 set fence = jobs.fence + 1, state = 'queued', worker = $4, lease_until = clock_timestamp() + $5::interval
-from unnest($1::date[], $2::text[], $3::uuid[]) as due (accepted_on, tenant, job_id)
+from {batch("due", DATED)}
 where jobs.accepted_on = due.accepted_on and jobs.tenant = due.tenant and jobs.job_id = due.job_id
     and (jobs.state = 'parked'
          or jobs.state in ('queued', 'running')
@@ -75,26 +91,26 @@ returning
     extract(epoch from clock_timestamp() - jobs.accepted_at)::float8 as age_s, clock_timestamp() as taken_at
 """
 
-PUSH_ON = """
+PUSH_ON = f"""
 update loraq.parked_jobs
 set due_at = greatest(jobs.lease_until, clock_timestamp())
-from loraq.jobs, unnest($1::date[], $2::text[], $3::uuid[]) as due (accepted_on, tenant, job_id)
+from loraq.jobs, {batch("due", DATED)}
 where parked_jobs.tenant = due.tenant and parked_jobs.job_id = due.job_id
     and jobs.accepted_on = due.accepted_on and jobs.tenant = due.tenant and jobs.job_id = due.job_id
 """
 
-DROP_ENDED = """
+DROP_ENDED = f"""
 delete from loraq.parked_jobs
-using loraq.jobs, unnest($1::date[], $2::text[], $3::uuid[]) as due (accepted_on, tenant, job_id)
+using loraq.jobs, {batch("due", DATED)}
 where parked_jobs.tenant = due.tenant and parked_jobs.job_id = due.job_id
     and jobs.accepted_on = due.accepted_on and jobs.tenant = due.tenant and jobs.job_id = due.job_id
     and jobs.state in ('succeeded', 'failed', 'cancelled', 'expired')
 """
 
-HURRY_JOBS = """
+HURRY_JOBS = f"""
 update loraq.parked_jobs
 set due_at = clock_timestamp()
-from unnest($1::text[], $2::uuid[]) as released (tenant, job_id)
+from {batch("released", JOB)}
 where parked_jobs.tenant = released.tenant and parked_jobs.job_id = released.job_id
 """
 

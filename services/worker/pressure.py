@@ -4,7 +4,11 @@ from schemas.common import Lane
 
 
 class Pressure:
-    """Which lanes are paused. A lane that reached its bound is paused until it is down to half of it."""
+    """Which lanes are paused. A lane that reached its bound is paused until a quarter of it is free.
+
+    What is left must last until records come again: a fetch for the empty partitions of other lanes may be under way,
+    and the client sends no other until that one is answered.
+    """
 
     def __init__(self, bound: int) -> None:
         self._widest = bound
@@ -28,7 +32,7 @@ class Pressure:
         """Whether the lane, with that many jobs in memory, takes no more."""
         if num_held >= self.bound:
             self._full.add(lane)
-        elif num_held <= self.bound // 2:
+        elif num_held <= self.bound * 3 // 4:
             self._full.discard(lane)
         return bool(self._reasons) or lane in self._full
 

@@ -1,9 +1,37 @@
 """Every SQL statement of the worker, by name. Arrays in, one round trip each, whatever the batch's size.
 
 Rows are touched in the order of their keys, so that two workers never wait for each other in a circle. A membership
-wrapped in `is true` is looked up in a hash table: as a plain condition it would be planned as a join, and a prepared
-statement's plan, which expects few rows, would compare each with each.
+wrapped in `is true` is looked up in a hash table: as a plain condition it would be planned as a join, and the plan,
+which expects few rows (`batch.py`), would compare each with each.
 """
+
+from services.worker.batch import ATTEMPT, DATED, JOB, batch
+
+FRESH = {
+    **JOB,
+    "fingerprint": "bytea",
+    "adapter": "text",
+    "adapter_version": "integer",
+    "lane": "text",
+    "metadata": "text",
+    "replay_of": "uuid",
+    "starts": "boolean",
+}
+ENDED = {
+    **ATTEMPT,
+    **dict.fromkeys(("state", "error_code", "error_message", "adapter"), "text"),
+    "adapter_version": "integer",
+    **dict.fromkeys(("output_text", "output_url", "token_ids", "logprobs", "finish_reason"), "text"),
+    **dict.fromkeys(("prompt_tokens", "cached_tokens", "completion_tokens"), "integer"),
+    **dict.fromkeys(("queue_ms", "load_ms", "first_token_ms", "total_ms"), "float8"),
+}
+EFFECT = {
+    "place": "bigint",
+    "event_id": "uuid",
+    "kind": "text",
+    **JOB,
+    **dict.fromkeys(("type", "body", "target", "traceparent"), "text"),
+}
 
 TENANTS = """
 select tenant, producer_key, disabled_at is not null as disabled
@@ -13,13 +41,10 @@ where tenant = any($1::text[])
 
 ANY_TENANT = "select exists (select from loraq.tenants where disabled_at is null)"
 
-TAKE_FRESH = """
+TAKE_FRESH = f"""
 with sent as (
     select *
-    from unnest($1::text[], $2::uuid[], $3::bytea[], $4::text[], $5::integer[], $6::text[], $7::text[], $8::uuid[],
-                $9::boolean[])
-        with ordinality as sent (
-            tenant, job_id, fingerprint, adapter, adapter_version, lane, metadata, replay_of, starts, place)
+    from {batch("sent", FRESH, numbered=True)}
 ), claimed as (
     insert into loraq.job_keys (tenant, job_id, accepted_on, fingerprint)
     select tenant, job_id, (now() at time zone 'UTC')::date, fingerprint
@@ -46,74 +71,66 @@ select
     array(select place from called_off) as called_off
 """
 
-KNOWN_JOBS = """
+KNOWN_JOBS = f"""
 select
     tenant, job_id, accepted_on, fingerprint, state, attempts, adapter_version,
     greatest(extract(epoch from lease_until - clock_timestamp()), 0)::float8 as lease_left_s
-from unnest($1::text[], $2::uuid[]) as sent (tenant, job_id)
+from {batch("sent", JOB)}
 join loraq.job_keys using (tenant, job_id)
 join loraq.jobs using (accepted_on, tenant, job_id)
 order by tenant, job_id
 for update of jobs
 """
 
-TAKE_JOBS = """
+TAKE_JOBS = f"""
 update loraq.jobs
 set fence = jobs.fence + 1,
     state = 'queued',
     worker = $5,
     lease_until = clock_timestamp() + $6::interval,
     adapter_version = coalesce(jobs.adapter_version, sent.adapter_version)
-from unnest($1::date[], $2::text[], $3::uuid[], $4::integer[]) as sent (accepted_on, tenant, job_id, adapter_version)
+from {batch("sent", DATED | {"adapter_version": "integer"})}
 where jobs.accepted_on = sent.accepted_on and jobs.tenant = sent.tenant and jobs.job_id = sent.job_id
 returning
     jobs.tenant, jobs.job_id, jobs.accepted_on, jobs.fence, jobs.attempts,
     extract(epoch from clock_timestamp() - jobs.accepted_at)::float8 as age_s
 """
 
-START_JOBS = """
+START_JOBS = f"""
 update loraq.jobs
 set state = 'running',
     attempts = jobs.attempts + sent.charge,
     started_at = clock_timestamp(),
-    worker = $6,
-    lease_until = clock_timestamp() + $7::interval
-from unnest($1::date[], $2::text[], $3::uuid[], $4::bigint[], $5::timestamptz[], $8::integer[])
-    as sent (accepted_on, tenant, job_id, fence, deadline, charge)
+    worker = $7,
+    lease_until = clock_timestamp() + $8::interval
+from {batch("sent", ATTEMPT | {"deadline": "timestamptz", "charge": "integer"})}
 where jobs.accepted_on = sent.accepted_on and jobs.tenant = sent.tenant and jobs.job_id = sent.job_id
     and jobs.fence = sent.fence and jobs.state in ('queued', 'running')
     and (sent.deadline is null or sent.deadline > clock_timestamp())
 returning jobs.tenant, jobs.job_id, jobs.attempts
 """
 
-RENEW_LEASES = """
+RENEW_LEASES = f"""
 update loraq.jobs
 set lease_until = clock_timestamp() + $5::interval
-from unnest($1::date[], $2::text[], $3::uuid[], $4::bigint[]) as held (accepted_on, tenant, job_id, fence)
+from {batch("held", ATTEMPT)}
 where jobs.accepted_on = held.accepted_on and jobs.tenant = held.tenant and jobs.job_id = held.job_id
     and jobs.fence = held.fence and jobs.state in ('queued', 'running')
 returning jobs.tenant, jobs.job_id
 """
 
-RELEASE_JOBS = """
+RELEASE_JOBS = f"""
 update loraq.jobs
 set lease_until = null, state = 'queued', attempts = jobs.attempts - held.unspent
-from unnest($1::date[], $2::text[], $3::uuid[], $4::bigint[], $5::integer[])
-    as held (accepted_on, tenant, job_id, fence, unspent)
+from {batch("held", ATTEMPT | {"unspent": "integer"})}
 where jobs.accepted_on = held.accepted_on and jobs.tenant = held.tenant and jobs.job_id = held.job_id
     and jobs.fence = held.fence and jobs.state in ('queued', 'running')
 """
 
-COMPLETE_JOBS = """
+COMPLETE_JOBS = f"""
 with ended as (
     select *
-    from unnest($1::date[], $2::text[], $3::uuid[], $4::bigint[], $5::text[], $6::text[], $7::text[], $8::text[],
-                $9::integer[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::integer[],
-                $16::integer[], $17::integer[], $18::float8[], $19::float8[], $20::float8[], $21::float8[])
-        with ordinality as ended (
-            accepted_on, tenant, job_id, fence, state, error_code, error_message, adapter, adapter_version,
-            output_text, output_url, token_ids, logprobs, finish_reason, prompt_tokens, cached_tokens,
-            completion_tokens, queue_ms, load_ms, first_token_ms, total_ms, place)
+    from {batch("ended", ENDED, numbered=True)}
 ), settled as (
     update loraq.jobs
     set state = ended.state,
@@ -156,9 +173,7 @@ with ended as (
 ), announced as (
     insert into loraq.outbox (event_id, kind, tenant, job_id, pool, type, body, target, traceparent)
     select event_id, kind, tenant, job_id, $31, type, body, target, traceparent
-    from unnest($22::bigint[], $23::uuid[], $24::text[], $25::text[], $26::uuid[], $27::text[], $28::text[],
-                $29::text[], $30::text[])
-        as effect (place, event_id, kind, tenant, job_id, type, body, target, traceparent)
+    from {batch("effect", EFFECT, first=len(ENDED) + 1)}
     where (place in (select place from settled)) is true
 )
 select
@@ -166,15 +181,15 @@ select
     (select pg_notify('loraq_outbox', '') where exists (select from settled)) as dispatchers_woken
 """
 
-CANCEL_JOBS = """
+CANCEL_JOBS = f"""
 select loraq.cancel_job(tenant, job_id)
-from unnest($1::text[], $2::uuid[]) as asked (tenant, job_id)
+from {batch("asked", JOB)}
 join loraq.tenants using (tenant)
 """
 
-CANCELLED_AMONG = """
+CANCELLED_AMONG = f"""
 select tenant, job_id
-from unnest($1::text[], $2::uuid[]) as held (tenant, job_id)
+from {batch("held", JOB)}
 join loraq.cancellations using (tenant, job_id)
 """
 

@@ -213,7 +213,7 @@ class JobStore:
         deadlines = [job.request.deadline for job in jobs]
         async with transaction(self._pool, "start jobs") as connection:
             charges = [int(not job.counted) for job in jobs]
-            rows = await connection.fetch(sql.START_JOBS, *fenced(jobs), deadlines, self._worker, self._lease, charges)
+            rows = await connection.fetch(sql.START_JOBS, *fenced(jobs), deadlines, charges, self._worker, self._lease)
         return {JobKey(row["tenant"], row["job_id"]): row["attempts"] for row in rows}
 
     async def renew(self, jobs: Sequence[Job]) -> set[JobKey]:

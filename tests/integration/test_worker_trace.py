@@ -13,13 +13,13 @@ from tests.spans import recorded_spans
 
 async def test_the_senders_trace_goes_through_worker_and_engine_to_the_outbox(settings: Settings) -> None:
     request = JobRequest(tenant=TENANT, prompt="the rain in the north", sampling=Sampling(max_tokens=4))
-    async with open_world(settings) as world, running_worker(settings):
+    async with open_world(settings) as world:
         with recorded_spans() as spans:
-            async with JobProducer.from_settings(settings) as producer:
+            async with running_worker(settings), JobProducer.from_settings(settings) as producer:
                 receipt = await producer.send(request)
-            [row] = await world.ended(receipt.job_id)
+                [row] = await world.ended(receipt.job_id)
             [outbox] = await world.rows("select traceparent from loraq.outbox")
-            trace = {span.name: span for span in spans.of_trace(outbox["traceparent"])}
+            trace = {span.name: span for span in spans.of_trace(outbox["traceparent"])}  # all ended with the worker
     assert row["state"] == "succeeded"
     sent, processed = trace[f"send {receipt.topic}"], trace[f"process {receipt.topic}"]
     generated = trace["text_completion base"]

@@ -6,13 +6,13 @@ from services.worker.pressure import Pressure
 BATCH, INTERACTIVE = Lane.BATCH, Lane.INTERACTIVE
 
 
-def test_a_full_lane_is_paused_until_it_is_half_empty_and_alone() -> None:
+def test_a_full_lane_is_paused_until_a_quarter_of_it_is_free_and_alone() -> None:
     pressure = Pressure(bound=10)
     assert not pressure.paused(BATCH, 9)
     assert pressure.paused(BATCH, 10)
-    assert pressure.paused(BATCH, 6)
+    assert pressure.paused(BATCH, 8)
     assert not pressure.paused(INTERACTIVE, 9)
-    assert not pressure.paused(BATCH, 5)
+    assert not pressure.paused(BATCH, 7)
     assert not pressure.paused(BATCH, 9)
 
 
