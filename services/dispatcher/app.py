@@ -26,7 +26,7 @@ async def serve(life: Lifecycle, settings: Settings) -> None:
     box = SecretBox(settings.secret_key)
     life.health.set("events", "connecting to Kafka")
     async with (
-        open_pool(settings) as database,
+        open_pool(settings, fresh_plans=True) as database,
         guarded_session(
             guard, concurrency=settings.webhook_concurrency, timeout_s=settings.webhook_timeout_s
         ) as session,
