@@ -5,18 +5,16 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
-from engine import EngineError, Request, SamplingParams
+from engine import EngineError, Request
 from schemas.common import ErrorCode, JobState
-from schemas.job import SAMPLING_SCALARS, JobRequest, Sampling, sampling_scalars
 from services import telemetry
 from services.registry.adapters import AdapterVersion
 from services.worker.adapters import Adapters
 from services.worker.backlog import BASE_GROUP, Backlog
 from services.worker.bridge import EngineBridge
 from services.worker.decisions import MayStart
+from services.worker.engine_request import engine_request
 from services.worker.jobs import Job, JobKey, Outcome, Phase, expired, failed
 from services.worker.meters import count_started
 from services.worker.protocol import Done, Finished, Refused
@@ -332,27 +330,3 @@ def _excuse(job: Job) -> None:
     """Its newest attempt does not count against it: the database's count stands for the next one."""
     if not job.counted:
         job.attempts, job.counted = job.attempts - 1, True
-
-
-def engine_request(job: Job, request_id: str) -> Request:
-    """The engine's form of a job; raises its InvalidRequestError."""
-    request: JobRequest = job.request
-    return Request(
-        request_id=request_id,
-        prompt_token_ids=request.prompt_token_ids,
-        prompt=request.prompt,
-        messages=None if request.messages is None else [message.model_dump() for message in request.messages],
-        adapter=None if job.group == BASE_GROUP else job.group,
-        sampling=_sampling_params(request.sampling),
-        tenant=request.tenant,
-    )
-
-
-def _sampling_params(sampling: Sampling) -> SamplingParams:
-    return _shared_params(*sampling_scalars(sampling), tuple(sampling.stop))
-
-
-@lru_cache(maxsize=1024)
-def _shared_params(*values: Any) -> SamplingParams:
-    """Most jobs ask for the same as others: one object for all of them is checked once and sent once per batch."""
-    return SamplingParams(**dict(zip((*SAMPLING_SCALARS, "stop"), values, strict=True)))

@@ -18,6 +18,7 @@ from services.lifecycle import Lifecycle
 from services.settings import Settings
 from services.worker import app as worker_app
 from services.worker.jobs import Job
+from services.worker.worker import Worker
 from tests.faults import crash
 from tests.faults.mutants import MUTANTS
 
@@ -59,14 +60,14 @@ def _explain_on_signal() -> None:
     """SIGUSR1 writes to the log what this process holds: for runs that never settle."""
 
     def explain(*_: object) -> None:
-        for worker in [each for each in gc.get_objects() if isinstance(each, worker_app.Worker)]:
+        for worker in [each for each in gc.get_objects() if isinstance(each, Worker)]:
             print("HELD", Counter(_described(worker, job) for job in worker.held), flush=True)
             print("RUNNER", vars(worker.runner), flush=True)
 
     signal.signal(signal.SIGUSR1, explain)
 
 
-def _described(worker: worker_app.Worker, job: Job) -> str:
+def _described(worker: Worker, job: Job) -> str:
     waiting = any(each.job is job for each in worker.backlog.waiting_in(job.group))
     return f"{job.phase}, group {job.group[:8]}, attempts {job.attempts}, in the backlog: {waiting}"
 

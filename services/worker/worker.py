@@ -1,0 +1,237 @@
+"""Everything of one worker, wired up: who exists, and who tells whom."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+
+from schemas.common import Lane
+from services.database import Pool
+from services.lifecycle import Lifecycle
+from services.objectstore import ObjectStore
+from services.secrets import SecretBox
+from services.settings import Settings
+from services.staging import Stager
+from services.worker.acceptor import Acceptor, Handoff, TenantKeys
+from services.worker.adapters import Adapters, Tell, Waits
+from services.worker.backlog import Backlog
+from services.worker.breaker import BreakerLimits
+from services.worker.bridge import EngineBridge, EngineSpec, Listener
+from services.worker.cancellation import Cancellations, CancellationStore, Reach
+from services.worker.completer import Completer
+from services.worker.consumer import JobConsumer
+from services.worker.consumer import Listener as ConsumerListener
+from services.worker.control import ControlReader
+from services.worker.dead_letters import DeadLetters
+from services.worker.engine_config import engine_config
+from services.worker.guard import Guard
+from services.worker.handover import Handover
+from services.worker.held import Held
+from services.worker.jobs import Job, JobKey, Outcome, Rejection
+from services.worker.leases import LeaseKeeper
+from services.worker.ledger import Ledger
+from services.worker.parking import Parking, Ways
+from services.worker.parking_store import ParkingStore, Ticket
+from services.worker.patience import retry_delay_s
+from services.worker.persist import Persistence
+from services.worker.protocol import Done
+from services.worker.runner import Desk, Limits, Runner
+from services.worker.store import JobStore
+
+DATABASE_PAUSE = "database"
+
+
+def worker_name(settings: Settings) -> str:
+    """The worker's name in rows and logs."""
+    return settings.worker_id or f"{socket.gethostname()}-{os.getpid()}"
+
+
+class Worker:
+    """Everything of one worker, wired up."""
+
+    def __init__(
+        self,
+        life: Lifecycle,
+        settings: Settings,
+        pool: Pool,
+        objects: ObjectStore,
+        stager: Stager,
+        *,
+        cluster_id: str,
+        base_fingerprint: str | None,
+        engine_factory: str,
+    ) -> None:
+        self._life = life
+        self._settings = settings
+        name = worker_name(settings)
+        self.ledger, self.held = Ledger(), Held()
+        self.store = JobStore(
+            pool,
+            pool_name=settings.pool,
+            worker=name,
+            lease_s=settings.lease_s,
+            max_attempts=settings.max_attempts,
+            base_fingerprint=base_fingerprint,
+        )
+        self.persistence = Persistence(life.health, self._on_database)
+        self.backlog = Backlog[Job](2 * (settings.max_backlog_jobs + len(settings.lanes)))
+        spec = EngineSpec(engine_config(settings), engine_factory, settings.engine_start_timeout_s)
+        self.engine_up = asyncio.Event()
+        self.engine = EngineBridge(spec, Listener(self._on_engine_up, self._on_done, self._on_engine_lost))
+        self.adapters = Adapters(
+            stager,
+            self.engine,
+            self.backlog,
+            settings.host_cache_bytes,
+            Waits(settings.park_after_s, settings.adapter_load_timeout_s),
+            Tell(self._finish, self._park, self._adapter_known, self._wake_runner, life.fail),
+        )
+        self.runner = Runner(
+            _limits(settings),
+            self.backlog,
+            self.engine,
+            self.adapters,
+            Desk(self._start, self._finish, self._stale, self._retry),
+        )
+        self.dead_letters = DeadLetters(settings, self.ledger, life.health, self._on_rejected)
+        box = SecretBox(settings.secret_key) if settings.require_signed_jobs else None
+        keys = TenantKeys(self.store, box)
+        remembered = CancellationStore(pool)
+        self.cancellations = Cancellations(
+            remembered,
+            self.persistence,
+            self.held,
+            Reach(self.runner.drop, self._finish),
+            settings.poll_interval_s,
+            timedelta(days=settings.cancellation_retention_days),
+        )
+        self.control = ControlReader(settings, remembered, self.persistence, keys.of, self.on_control)
+        self.parking = Parking(
+            ParkingStore(pool, self.store, settings.pool, name, settings.lease_s),
+            self.persistence,
+            self.ledger,
+            self.held,
+            Ways(self._run_parked, self._finish, self._stale, self.runner.drop, self.runner.suspects.fresh),
+            lambda: self.consumer.spare() if self.engine.ready else ([], 0),
+            settings.poll_interval_s,
+            settings.park_after_s,
+        )
+        self.acceptor = Acceptor(
+            self.store,
+            self.persistence,
+            keys,
+            self.ledger,
+            self.held,
+            self.dead_letters,
+            Handoff(self.runner.add, self._finish, self.runner.starter, self.parking.keep),
+            cluster_id=cluster_id,
+            require_signature=settings.require_signed_jobs,
+        )
+        self.completer = Completer(
+            self.store, self.persistence, objects, self.ledger, self.held, settings.pool, self._stale
+        )
+        handover = Handover(self.held, settings.revoke_drain_s)
+        self.consumer = JobConsumer(
+            settings,
+            self.ledger,
+            self._num_held,
+            ConsumerListener(self.acceptor.receive, self._on_assigned, handover.drained, self.held.displace),
+        )
+        self.guard = Guard(
+            _breaker_limits(settings),
+            keys.of,
+            self.store.any_tenant,
+            self.persistence,
+            life.health,
+            self.consumer.pressure,
+            require_signature=settings.require_signed_jobs,
+        )
+        self.leases = LeaseKeeper(
+            self.store,
+            self.persistence,
+            self.ledger,
+            self.held,
+            self.runner,
+            self.acceptor,
+            settings.lease_s,
+            settled=lambda: self.consumer.settled,
+        )
+
+    def _num_held(self, lane: Lane) -> int:
+        """Jobs of a lane in memory, those included that the database is being asked about."""
+        return self.held.count(lane) + self.acceptor.num_undecided(lane)
+
+    def _on_database(self, failing: bool) -> None:  # a callback with one meaning
+        pressure = self.consumer.pressure
+        pressure.pause(DATABASE_PAUSE) if failing else pressure.resume(DATABASE_PAUSE)
+
+    def _on_engine_up(self) -> None:
+        self._life.health.set("engine", None)
+        self.engine_up.set()
+        self.runner.up()
+
+    def _on_engine_lost(self, reason: str) -> None:
+        self._life.health.set("engine", reason)
+        self.runner.lost(reason)
+
+    def _on_done(self, message: Done) -> None:
+        self.runner.done(message)
+
+    def _on_assigned(self) -> None:
+        self._life.health.set("kafka", None)
+        self.leases.hurry()
+
+    def _wake_runner(self) -> None:
+        self.runner.wake()
+
+    async def _start(self, jobs: Sequence[Job]) -> dict[JobKey, int]:
+        return await self.persistence.insist(partial(self.store.start, jobs))
+
+    def _on_rejected(self, rejection: Rejection) -> None:
+        self.guard.rejected(rejection)
+
+    def _finish(self, outcome: Outcome) -> None:
+        self.guard.ended(outcome)
+        self.completer.submit(outcome)
+
+    def _park(self, ticket: Ticket) -> None:
+        self.parking.park(ticket)
+
+    def _adapter_known(self, digest: str) -> None:
+        self.parking.hurry(digest)
+
+    def _retry(self, job: Job) -> None:
+        delay_s = retry_delay_s(job.attempts, self._settings.retry_delay_s)
+        self.parking.park(Ticket(job, "retry", delay_s))
+
+    async def _run_parked(self, jobs: Sequence[Job]) -> None:
+        self.runner.add(await self.cancellations.screen(jobs))
+
+    def on_control(self) -> None:
+        """Something was asked of the workers: look into the database at once."""
+        self.cancellations.wake()
+        self.parking.wake()
+
+    def _stale(self, job: Job) -> None:
+        self.leases.surrender(job)
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        capacity=settings.max_batch_size + max(1, settings.max_batch_size // 4),
+        default_timeout_s=settings.default_timeout_s,
+        max_attempts=settings.max_attempts,
+        max_result_bytes=settings.max_result_bytes,
+    )
+
+
+def _breaker_limits(settings: Settings) -> BreakerLimits:
+    return BreakerLimits(
+        window_s=settings.breaker_window_s,
+        min_jobs=settings.breaker_min_jobs,
+        min_tenants=settings.breaker_min_tenants,
+        ratio=settings.breaker_ratio,
+        probe_after_s=settings.breaker_probe_s,
+    )
