@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,10 @@ class Facts:
     occupancy: float
     weight_loads: frozenset[int]
     tensor_core: str
+
+
+Read = tuple[str, Architecture, Launch, Facts]
+"""A launch that was compiled: the phase and the architecture it is for, and what was found."""
 
 
 def compile_launch(launch: Launch, architecture: Architecture) -> Any:
@@ -164,7 +169,7 @@ def distinct(launches: Iterable[Launch]) -> list[Launch]:
     return list(found.values())
 
 
-def table(found: Iterable[tuple[str, Architecture, Launch, Facts]]) -> str:
+def table(found: Iterable[Read]) -> str:
     """One Markdown row for each kernel, phase and architecture: the worst of all models' shapes."""
     rows: dict[tuple[str, str, Architecture], list[tuple[Launch, Facts]]] = defaultdict(list)
     for phase, architecture, launch, facts in found:
@@ -199,13 +204,19 @@ def _read_variant(place: tuple[Architecture, int]) -> Facts:
     return read(variants(architecture)[index][1], architecture)
 
 
-def _read_all() -> Iterator[tuple[str, Architecture, Launch, Facts]]:
+def read_all() -> Iterator[Read]:
+    """Every variant for every architecture, in a process for each core: the compiler has one thread."""
     every = [(a, i, *found) for a in ARCHITECTURES for i, found in enumerate(variants(a))]
-    with ProcessPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as processes:
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as processes:
         facts = processes.map(_read_variant, [(a, i) for a, i, _, _ in every])
         for (architecture, _, phase, launch), read_facts in zip(every, facts, strict=True):
-            sys.stderr.write(f"sm_{architecture} {phase} {launch.name}: {read_facts}\n")
             yield phase, architecture, launch, read_facts
+
+
+def _told(found: Iterable[Read]) -> Iterator[Read]:
+    for phase, architecture, launch, facts in found:
+        sys.stderr.write(f"sm_{architecture} {phase} {launch.name}: {facts}\n")
+        yield phase, architecture, launch, facts
 
 
 def write_section(document: Path, name: str, text: str) -> None:
@@ -219,7 +230,7 @@ def main() -> None:
     """Compile everything and write docs/kernels.md."""
     write_section(DOCUMENT, "cost", report())
     made = f"Triton {triton.__version__}, bf16, `python -m engine.kernels.triton.compiled`"
-    write_section(DOCUMENT, "compiled", f"{made}\n\n{table(_read_all())}")
+    write_section(DOCUMENT, "compiled", f"{made}\n\n{table(_told(read_all()))}")
 
 
 if __name__ == "__main__":

@@ -3,18 +3,15 @@
 By default only the launches with a product, for Llama-3-8B; all of the table by `make kernels-compiled`.
 """
 
-import os
 import re
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from engine.kernels.triton import compiled
-from engine.kernels.triton.compiled import Facts, read, table, variants, write_section
+from engine.kernels.triton.compiled import Facts, Read, read, read_all, table, variants, write_section
 from engine.kernels.triton.launch import Launch
 from engine.kernels.triton.shapes import MODELS, launches
 from engine.kernels.triton.table import (
@@ -53,32 +50,15 @@ def some(architecture: Architecture) -> Iterator[tuple[str, Launch]]:
     yield "decode", first("expand", launches(LLAMA, architecture, "decode", torch.float16))
 
 
-Read = tuple[Architecture, str, Launch, Facts]
-
-
 def read_some() -> Iterator[Read]:
     for architecture in ARCHITECTURES:
         for step, launch in some(architecture):
-            yield architecture, step, launch, read(launch, architecture)
-
-
-def read_every() -> Iterator[Read]:
-    """A process for each core: the compiler has one thread."""
-    every = [(a, i, *found) for a in ARCHITECTURES for i, found in enumerate(variants(a))]
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as processes:
-        facts = processes.map(read_variant, [(a, i) for a, i, _, _ in every])
-        for (architecture, _, step, launch), read_facts in zip(every, facts, strict=True):
-            yield architecture, step, launch, read_facts
-
-
-def read_variant(place: tuple[Architecture, int]) -> Facts:
-    architecture, index = place
-    return read(variants(architecture)[index][1], architecture)
+            yield step, architecture, launch, read(launch, architecture)
 
 
 def test_nothing_spills_weights_are_read_16_bytes_at_a_time_and_products_use_tensor_cores() -> None:
-    found: Iterable[Read] = read_every() if FULL else read_some()
-    for architecture, step, launch, facts in found:
+    found = read_all() if FULL else read_some()
+    for step, architecture, launch, facts in found:
         where = f"sm_{architecture} {step} {launch.name} {dict(launch.constants)}: {facts}"
         assert facts.spills == 0, where
         assert facts.occupancy > 0, where
