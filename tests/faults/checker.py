@@ -202,7 +202,8 @@ def _attempts_rise(snapshot: Snapshot) -> Iterator[str]:
             yield f"an attempt of the webhook {key} was recorded twice"
         ended = [delivery for delivery in chain if delivery.outcome != "retrying"]
         if len(ended) > 1:
-            yield f"the webhook {key} ended {len(ended)} times"
+            told = [(delivery.attempt, delivery.outcome, delivery.began_at) for delivery in chain]
+            yield f"the webhook {key} ended {len(ended)} times: attempt, outcome and claim of each are {told}"
     for webhook_id, got in _by_key(snapshot.webhooks, lambda webhook: webhook.webhook_id).items():
         times = [webhook.timestamp for webhook in sorted(got, key=lambda webhook: webhook.at)]
         if times != sorted(times):

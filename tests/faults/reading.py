@@ -28,7 +28,10 @@ select tenant, job_id, coalesce(output_text, output_url) as output, prompt_token
 from loraq.results
 """
 OUTBOX = "select event_id, kind, tenant, job_id, state from loraq.outbox"
-DELIVERIES = "select webhook_id, tenant, job_id, attempt, outcome from loraq.webhook_deliveries order by id"
+DELIVERIES = """
+select webhook_id, tenant, job_id, attempt, outcome, extract(epoch from started_at)::float8 as began_at
+from loraq.webhook_deliveries order by id
+"""
 USAGE = """
 select tenant, adapter, adapter_version, sum(jobs)::int as jobs, sum(prompt_tokens)::int as prompt_tokens,
     sum(cached_tokens)::int as cached_tokens, sum(completion_tokens)::int as completion_tokens,

@@ -75,6 +75,7 @@ class Delivery:
     key: Key
     attempt: int
     outcome: str
+    began_at: float = 0.0
 
 
 @dataclass(frozen=True)
