@@ -22,7 +22,9 @@ ENV_FILES = (STACK_ENV, Path(".env"))
 WHERE = ("LORAQ_DATABASE_URL", "LORAQ_KAFKA_BOOTSTRAP")
 LIST_EXAMPLES = {"lanes": '["standard", "batch"]', "webhook_retry_delays_s": "[5, 300, 1800]"}
 
-Positive = Annotated[float, Field(gt=0)]
+# PostgreSQL keeps a time-out as 32 bits of milliseconds, and transactions get twice the longest statement.
+MAX_S = 1_000_000.0
+Positive = Annotated[float, Field(gt=0, le=MAX_S)]
 
 
 def default_cache_dir() -> Path:
@@ -111,7 +113,9 @@ class Settings(BaseSettings):
     max_adapter_bytes: int = Field(2 * GIB, ge=1, description="Largest adapter that is admitted, bytes.")
 
     worker_id: str | None = Field(None, description="Name of this worker; host name and process id unless given.")
-    lanes: tuple[Lane, ...] = Field(tuple(Lane), description="Lanes that this worker serves, as a JSON list.")
+    lanes: tuple[Lane, ...] = Field(
+        tuple(Lane), min_length=1, description="Lanes that this worker serves, as a JSON list."
+    )
     max_backlog_jobs: int = Field(512, ge=1, description="Jobs held in memory; past it partitions are paused.")
     max_attempts: int = Field(3, ge=1, le=100, description="Engine attempts before a job fails.")
     lease_s: Positive = Field(15.0, description="Seconds that a taken job belongs to its worker without renewal.")

@@ -9,7 +9,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import for_code
 
-from services import kafka
+from services import header_names, kafka
 from services.errors import InputError, RetryableError
 from services.settings import Settings
 
@@ -46,6 +46,9 @@ async def scan(
     Raises InputError if there is no such topic, RetryableError or ConfigError if it cannot be read.
     """
     chosen = [number for number in await partitions_of(settings, topic) if partitions is None or number in partitions]
+    if not chosen:
+        return
+    header_names.tolerate()
     consumer = AIOKafkaConsumer(
         **kafka.client_options(settings),
         client_id="loraq-scan",
@@ -68,7 +71,7 @@ async def _seek(consumer: Any, places: list[TopicPartition], since: datetime | N
     consumer.assign(places)
     if since is None or not places:
         return
-    found = await consumer.offsets_for_times(dict.fromkeys(places, round(since.timestamp() * 1000)))
+    found = await consumer.offsets_for_times(dict.fromkeys(places, max(0, round(since.timestamp() * 1000))))
     for place, at in found.items():
         if at is None:  # nothing that new
             await consumer.seek_to_end(place)

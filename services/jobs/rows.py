@@ -1,7 +1,7 @@
 """Jobs as they stand in the database, for people who look at them."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -30,6 +30,7 @@ left join loraq.results using (accepted_on, tenant, job_id)
 where job_keys.job_id = any($1::uuid[]) and ($2::text is null or job_keys.tenant = $2)
 order by jobs.accepted_at
 """
+FINGERPRINTS = "select tenant, job_id, fingerprint from loraq.job_keys where job_id = any($1::uuid[])"
 POLL_S = 0.2
 UNTAKEN_S = 10.0
 
@@ -80,6 +81,18 @@ async def wait_for(
             )
         await asyncio.sleep(POLL_S)
     return [found[job_id] for job_id in job_ids]
+
+
+async def require_own(pool: Pool, asked: Mapping[tuple[str, UUID], bytes]) -> None:
+    """Raise InputError if one of the jobs, given as the fingerprint of what was asked, was another request's before."""
+    with translated("compare the requests"):
+        rows = await pool.fetch(FINGERPRINTS, [job_id for _, job_id in asked])
+    for row in rows:
+        if row["fingerprint"] != asked.get((row["tenant"], row["job_id"]), row["fingerprint"]):
+            raise InputError(
+                f"tenant {row['tenant']!r} used job_id {row['job_id']} before for a different request, and only that"
+                " one was answered; send this one under a new id (`loraq dlq list` shows it)"
+            )
 
 
 def _is_terminal(row: Any) -> bool:

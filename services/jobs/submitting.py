@@ -9,17 +9,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from schemas.common import JobState, Lane
+from schemas.identity import fingerprint
 from schemas.job import JobRequest
 from services.database import open_pool, transaction
 from services.errors import InputError
-from services.jobs.rows import wait_for
+from services.jobs.rows import require_own, wait_for
 from services.output import print_json, print_rows
 from services.producer import MAX_IN_FLIGHT, JobProducer, Receipt
 from services.registry.tenants import require_tenant
 from services.settings import Settings
 
 SENT_COLUMNS = {"job_id": "job", "topic": "topic", "partition": "partition", "offset": "offset"}
-UNTAKEN = "No worker has taken the jobs yet; is `loraq worker` running, on this pool and lane?"
+UNTAKEN = (
+    "No worker has taken the jobs yet; is `loraq worker` running, on this pool and lane? One that was refused is in"
+    " `loraq dlq list`."
+)
 ENDED_COLUMNS = {"job_id": "job", "adapter": "adapter", "state": "state", "answer": "output or error"}
 
 
@@ -49,7 +53,7 @@ async def _send_and_wait(
         receipts = await _send(settings, requests, lane, progress)
         task = progress.add_task("waiting", total=len(requests))
         job_ids = [receipt.job_id for receipt in receipts]
-        return await wait_for(
+        rows = await wait_for(
             pool,
             tenants,
             job_ids,
@@ -57,6 +61,9 @@ async def _send_and_wait(
             ended=lambda count: progress.update(task, completed=count),
             untaken=lambda: progress.console.print(UNTAKEN, highlight=False, soft_wrap=True),
         )
+        pairs = zip(requests, job_ids, strict=True)
+        await require_own(pool, {(request.tenant, job_id): fingerprint(request) for request, job_id in pairs})
+        return rows
 
 
 async def _send(settings: Settings, requests: Sequence[JobRequest], lane: Lane, progress: Progress) -> list[Receipt]:

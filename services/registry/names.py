@@ -8,12 +8,17 @@ from services.errors import InputError
 
 def checked_name(what: str, name: str) -> str:
     """The name itself; raises InputError if it is not 1 to 64 of a-z 0-9 . _ - with a letter or digit at both ends."""
-    if not re.fullmatch(NAME_PATTERN, name):
+    if not is_name(name):
         raise InputError(
             f"{name!r} cannot be the name of {_article(what)} {what}: use 1 to 64 of a-z 0-9 . _ -, "
             "with a letter or digit at both ends"
         )
     return name
+
+
+def is_name(text: str) -> bool:
+    """Whether a tenant, adapter or endpoint can have that name; what cannot is not worth a question to the database."""
+    return re.fullmatch(NAME_PATTERN, text) is not None
 
 
 def parse_ref(ref: str) -> tuple[str, int | None]:

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from services.database import Connection
 from services.errors import InputError
-from services.registry.names import checked_name
+from services.registry.names import checked_name, is_name
 from services.secrets import SecretBox, new_producer_key, new_webhook_secret
 
 INSERT = """
@@ -88,5 +88,5 @@ async def webhook_secrets(connection: Connection, box: SecretBox, tenants: Colle
 
 async def producer_keys(connection: Connection, box: SecretBox, tenants: Collection[str]) -> dict[str, bytes]:
     """HMAC key of each of the tenants that exist and are not disabled, in one query."""
-    rows = await connection.fetch(PRODUCER_KEYS, sorted(set(tenants)))
+    rows = await connection.fetch(PRODUCER_KEYS, sorted(filter(is_name, set(tenants))))
     return {row["tenant"]: box.open(row["producer_key"]) for row in rows}

@@ -9,7 +9,7 @@ from functools import partial
 
 from schemas.common import ErrorCode, Lane
 from services import telemetry
-from services.errors import PermanentError
+from services.errors import ConfigError, PermanentError
 from services.secrets import SecretBox
 from services.worker.dead_letters import DeadLetters
 from services.worker.decisions import Conflict, Decision, Ended, Leased, MayStart, Taken
@@ -57,13 +57,16 @@ class TenantKeys:
     async def of(self, names: set[str]) -> dict[str, TenantKey]:
         """The named tenants that exist; keys stay closed where no signature is demanded."""
         tenants = await self._store.tenants(names)
-        return {name: TenantKey(self._open(each.producer_key), each.disabled) for name, each in tenants.items()}
+        return {name: TenantKey(self._open(name, each.producer_key), each.disabled) for name, each in tenants.items()}
 
-    def _open(self, sealed: bytes) -> bytes:
+    def _open(self, tenant: str, sealed: bytes) -> bytes:
         if self._box is None:
             return b""
         if sealed not in self._opened:
-            self._opened[sealed] = self._box.open(sealed)
+            try:
+                self._opened[sealed] = self._box.open(sealed)
+            except ConfigError as error:
+                raise ConfigError(f"the producer key of tenant {tenant!r} cannot be opened: {error}") from error
         return self._opened[sealed]
 
 
@@ -188,7 +191,7 @@ class Acceptor:
             self._conflict(candidate)
             return
         telemetry.JOBS_DUPLICATE.labels(lane=candidate.record.lane).inc()
-        job.places.append(candidate.record.place)
+        self._held.join(job, candidate.record.place)
 
     async def _accept(self, candidates: list[Candidate]) -> None:
         if not candidates:

@@ -18,11 +18,10 @@ from aiokafka.errors import (
 )
 
 from schemas.common import Lane
-from services import kafka, telemetry
+from services import header_names, kafka, telemetry
 from services.errors import ServiceError
 from services.settings import Settings
 from services.watchdog import Part
-from services.worker import header_names
 from services.worker.commits import Commits
 from services.worker.jobs import Record
 from services.worker.ledger import Ledger, Partition
@@ -34,6 +33,8 @@ POLL_MS = 100
 # While a full lane is paused no record wakes a poll, so this is how long it takes to notice that the lane has room.
 FULL_POLL_MS = 10
 MAX_RECORDS = 500
+# Deliveries that joined a job in memory are an offset each; this many fill as much of a lane as a job.
+JOINED_PER_JOB = 64
 COMMIT_EVERY_S = 0.2
 COMMIT_TIMEOUT_S = 10.0
 ERROR_PAUSE_S = 1.0
@@ -51,13 +52,21 @@ class Listener:
     displaced: Callable[[Partition], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Of a lane: jobs in memory, and records that joined one of them as another delivery of it."""
+
+    held: Callable[[Lane], int]
+    joined: Callable[[Lane], int]
+
+
 class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the library is untyped
     """Owner of the Kafka consumer."""
 
-    def __init__(self, settings: Settings, ledger: Ledger, num_held: Callable[[Lane], int], listener: Listener) -> None:
+    def __init__(self, settings: Settings, ledger: Ledger, counts: Counts, listener: Listener) -> None:
         self._settings = settings
         self._ledger = ledger
-        self._num_held = num_held
+        self._num_held, self._num_joined = counts.held, counts.joined
         self._listener = listener
         self._lanes = {settings.jobs_topic(lane): lane for lane in settings.lanes}
         self.pressure = Pressure(max(1, settings.max_backlog_jobs // len(self._lanes)))
@@ -142,7 +151,10 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
         return lanes, min((spare[lane] for lane in lanes), default=0)
 
     def _held(self, lane: Lane) -> int:
-        return max(self._num_held(lane), self._ledger.num_open(self._settings.jobs_topic(lane)))
+        """Records in hand; one that joined a job weighs little, so that repeats of one job leave room for others."""
+        joined = self._num_joined(lane)
+        num_open = self._ledger.num_open(self._settings.jobs_topic(lane))
+        return max(self._num_held(lane), num_open - joined + joined // JOINED_PER_JOB)
 
     def _room(self) -> int:
         """Records that no open lane would choke on; the library wants at least one even if every lane is paused."""
@@ -177,14 +189,28 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
         """Start afresh with these: uncommitted records come again, and those that are finished are passed over."""
         self._apply_pressure()  # none may come before it is known which are finished
         assigned = list(assigned)
-        told = await self._positions.begin(assigned)
-        self._ledger.assign([Partition(*partition) for partition in assigned], told)
+        beginning = await self._positions.begin(assigned)
+        for partition in beginning.uncommitted:
+            self._begin_anew(partition)
+        self._ledger.assign([Partition(*partition) for partition in assigned], beginning.told)
         self.settled = True
         self._apply_pressure()
         telemetry.REBALANCES.inc()
         telemetry.PARTITIONS_ASSIGNED.set(len(assigned))
         _log.info("Partitions assigned", action="assigned", partitions=len(assigned))
         self._listener.assigned()
+
+    def _begin_anew(self, partition: Partition) -> None:
+        """Where no position is committed any more its topic may be a new one of the same name, whose offsets mean other
+        records. Those that are the same are recognised one by one."""
+        if self._ledger.forget(partition):
+            _log.warning(
+                "Nothing is committed where something was; the earliest record is next",
+                action="commits_gone",
+                topic=partition.topic,
+                partition=partition.number,
+            )
+        self._listener.displaced(partition)
 
     async def commit_often(self) -> None:
         """Commit the finished prefix for ever."""

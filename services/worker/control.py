@@ -13,7 +13,7 @@ from aiokafka.errors import KafkaError
 from pydantic import ValidationError
 
 from schemas.control import Cancellation
-from services import kafka, telemetry
+from services import header_names, kafka, telemetry
 from services.settings import Settings
 from services.signing import SIGNATURE_HEADER, signature
 from services.validation import sentence_of
@@ -83,7 +83,11 @@ class ControlReader:
         while True:
             try:
                 await self._read()
-            except (KafkaError, OSError, UnicodeDecodeError) as error:
+            except UnicodeDecodeError as error:
+                header_names.tolerate()
+                _log.warning("A header's name is not UTF-8", action="header_name_mended", reason=str(error))
+                continue
+            except (KafkaError, OSError) as error:
                 reason = str(kafka.translated(error, self._settings))
                 telemetry.alarm(_log, "Cancellations cannot be read", action="control_failed", reason=reason)
             await asyncio.sleep(RETRY_S)

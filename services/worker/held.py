@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 
 from schemas.common import Lane
 from services.worker.jobs import Job, JobKey, Phase
-from services.worker.ledger import Partition
+from services.worker.ledger import Partition, Place
 
 
 class Held:
@@ -14,6 +14,7 @@ class Held:
     def __init__(self) -> None:
         self._jobs: dict[JobKey, Job] = {}
         self._lanes: Counter[Lane] = Counter()
+        self._joined: dict[JobKey, Job] = {}
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -30,16 +31,28 @@ class Held:
         assert job.key not in self._jobs, "a job is taken once at a time"
         self._jobs[job.key] = job
         self._lanes[job.lane] += 1
+        if len(job.places) > 1:
+            self._joined[job.key] = job
 
     def remove(self, job: Job) -> None:
         """Let go of a job, if it is still this one that is held."""
         if self._jobs.get(job.key) is job:
             del self._jobs[job.key]
+            self._joined.pop(job.key, None)
             self._lanes[job.lane] -= 1
 
     def count(self, lane: Lane) -> int:
         """Held jobs of a lane."""
         return self._lanes[lane]
+
+    def join(self, job: Job, place: Place) -> None:
+        """Another record of a held job came: it is finished with the job."""
+        job.places.append(place)
+        self._joined[job.key] = job
+
+    def num_joined(self, lane: Lane) -> int:
+        """Records of a lane beyond the first of each held job."""
+        return sum(max(0, len(job.places) - 1) for job in self._joined.values() if job.lane == lane)
 
     def strays(self, assigned: Collection[Partition]) -> list[Job]:
         """Waiting jobs whose every record stands in a partition that belongs to another worker now."""

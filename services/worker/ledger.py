@@ -101,6 +101,11 @@ class Ledger:
             if (column := self._columns.pop(partition, None)) is not None:
                 self._revoked[partition] = column
 
+    def forget(self, partition: Partition) -> bool:
+        """Nothing known of this partition counts any more; returns whether any of it was committed."""
+        earlier = [self._revoked.pop(partition, None), self._columns.pop(partition, None)]
+        return any(column is not None and column.saved > 0 for column in earlier)
+
     def restart(self, partition: Partition, position: int) -> None:
         """What stood below `position` is gone, or offsets mean other records now: nothing known before counts."""
         self._revoked.pop(partition, None)

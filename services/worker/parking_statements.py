@@ -30,8 +30,8 @@ REQUEST = {
 
 PARK_JOBS = f"""
 update loraq.jobs
-set state = 'parked', lease_until = null, attempts = jobs.attempts - held.unspent
-from {batch("held", ATTEMPT | {"unspent": "integer"})}
+set state = 'parked', lease_until = null, attempts = held.attempts
+from {batch("held", ATTEMPT | {"attempts": "integer"})}
 where jobs.accepted_on = held.accepted_on and jobs.tenant = held.tenant and jobs.job_id = held.job_id
     and jobs.fence = held.fence and jobs.state in ('queued', 'running')
 returning jobs.tenant, jobs.job_id

@@ -70,9 +70,8 @@ class ParkingStore:
     async def park(self, tickets: Sequence[Ticket]) -> set[JobKey]:
         """Park jobs; returns those that were still ours."""
         jobs = [each.job for each in tickets]
-        unspent = [int(job.counted) for job in jobs]
         async with transaction(self._pool, "park jobs") as connection:
-            rows = await connection.fetch(sql.PARK_JOBS, *fenced(jobs), unspent)
+            rows = await connection.fetch(sql.PARK_JOBS, *fenced(jobs), [job.attempts for job in jobs])
             ours = keys_of(rows)
             requests = [_request_row(each) for each in tickets if each.job.key in ours]
             if requests:

@@ -1,7 +1,8 @@
 """Where to begin with each partition, and what is known to be finished beyond that."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -15,6 +16,14 @@ TIMEOUT_S = 10.0
 _log = telemetry.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What the commits' metadata says is finished, and the partitions without a commit."""
+
+    told: Mapping[Partition, Finished]
+    uncommitted: Sequence[Partition]
+
+
 class Positions:
     """Moves a consumer's positions. The library never resets one by itself (`auto_offset_reset` is `none`)."""
 
@@ -22,8 +31,9 @@ class Positions:
         self._kafka = consumer
         self._ledger = ledger
 
-    async def begin(self, partitions: Iterable[TopicPartition]) -> dict[Partition, Finished]:
-        """Go to the earliest record where nothing was committed yet; returns what the commits' metadata tells.
+    async def begin(self, partitions: Iterable[TopicPartition]) -> Beginning:
+        """Go to the earliest record where nothing is committed; returns what the commits' metadata tells, and where
+        nothing is.
 
         Where the broker does not answer in time nothing is told: finished jobs are then recognised one by one.
         """
@@ -31,12 +41,16 @@ class Positions:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 commits = await kafka.commits_of(self._kafka, partitions)
-                await self._to_earliest([each for each in partitions if each not in commits])
+                uncommitted = [each for each in partitions if each not in commits]
+                await self._to_earliest(uncommitted)
         except (KafkaError, OSError, TimeoutError, IllegalStateError) as error:
             _log.warning("Commits not read", action="commits_not_read", reason=str(error) or type(error).__name__)
-            return {}
+            return Beginning({}, ())
         told = {Partition(*each): _told(each, position, text) for each, (position, text) in commits.items()}
-        return {partition: finished for partition, finished in told.items() if finished is not None}
+        return Beginning(
+            {partition: finished for partition, finished in told.items() if finished is not None},
+            tuple(Partition(*each) for each in uncommitted),
+        )
 
     async def _to_earliest(self, partitions: list[TopicPartition]) -> None:
         for partition, offset in (await self._earliest(partitions)).items():

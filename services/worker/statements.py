@@ -3,6 +3,9 @@
 Rows are touched in the order of their keys, so that two workers never wait for each other in a circle. A membership
 wrapped in `is true` is looked up in a hash table: as a plain condition it would be planned as a join, and the plan,
 which expects few rows (`batch.py`), would compare each with each.
+
+Each may be repeated: where a reply is lost nobody knows whether the write was done. So attempts are set and not added
+to, and a completion recognises what it wrote itself: its fence and its state stand there already.
 """
 
 from services.worker.batch import ATTEMPT, DATED, JOB, batch
@@ -99,11 +102,11 @@ returning
 START_JOBS = f"""
 update loraq.jobs
 set state = 'running',
-    attempts = jobs.attempts + sent.charge,
+    attempts = sent.attempts,
     started_at = clock_timestamp(),
     worker = $7,
     lease_until = clock_timestamp() + $8::interval
-from {batch("sent", ATTEMPT | {"deadline": "timestamptz", "charge": "integer"})}
+from {batch("sent", ATTEMPT | {"deadline": "timestamptz", "attempts": "integer"})}
 where jobs.accepted_on = sent.accepted_on and jobs.tenant = sent.tenant and jobs.job_id = sent.job_id
     and jobs.fence = sent.fence and jobs.state in ('queued', 'running')
     and (sent.deadline is null or sent.deadline > clock_timestamp())
@@ -121,8 +124,8 @@ returning jobs.tenant, jobs.job_id
 
 RELEASE_JOBS = f"""
 update loraq.jobs
-set lease_until = null, state = 'queued', attempts = jobs.attempts - held.unspent
-from {batch("held", ATTEMPT | {"unspent": "integer"})}
+set lease_until = null, state = 'queued', attempts = held.attempts
+from {batch("held", ATTEMPT | {"attempts": "integer"})}
 where jobs.accepted_on = held.accepted_on and jobs.tenant = held.tenant and jobs.job_id = held.job_id
     and jobs.fence = held.fence and jobs.state in ('queued', 'running')
 """
@@ -142,8 +145,15 @@ with ended as (
     where jobs.accepted_on = ended.accepted_on and jobs.tenant = ended.tenant and jobs.job_id = ended.job_id
         and jobs.fence = ended.fence and jobs.state in ('queued', 'running')
     returning ended.place
+), repeated as (
+    select ended.place
+    from ended join loraq.jobs using (accepted_on, tenant, job_id)
+    where jobs.fence = ended.fence and jobs.state = ended.state
+        and (select count(*) from settled) < (select count(*) from ended)
 ), judged as (
-    select ended.*, place in (select place from settled) as is_ours from ended
+    select
+        ended.*, place in (select place from settled) as is_ours, place in (select place from repeated) as is_repeated
+    from ended
 ), stored as (
     insert into loraq.results
         (accepted_on, tenant, job_id, output_text, output_url, output_token_ids, logprobs, finish_reason,
@@ -161,7 +171,9 @@ with ended as (
         coalesce(sum(prompt_tokens) filter (where counts), 0), coalesce(sum(cached_tokens) filter (where counts), 0),
         coalesce(sum(completion_tokens) filter (where counts), 0),
         coalesce(sum(completion_tokens) filter (where not counts), 0)
-    from (select *, is_ours and state = 'succeeded' as counts from judged where completion_tokens is not null) as spent
+    from (select *, is_ours and state = 'succeeded' as counts from judged
+          where completion_tokens is not null and not is_repeated
+              and (is_ours or not exists (select from repeated))) as spent
     group by tenant, adapter, adapter_version
     order by tenant, adapter, adapter_version
     on conflict (tenant, adapter, adapter_version, hour) do update
@@ -177,7 +189,7 @@ with ended as (
     where (place in (select place from settled)) is true
 )
 select
-    array(select place from settled) as ours,
+    array(select place from settled union all select place from repeated) as ours,
     (select pg_notify('loraq_outbox', '') where exists (select from settled)) as dispatchers_woken
 """
 

@@ -10,6 +10,7 @@ from schemas.common import ErrorCode
 from schemas.events import JobError
 from services.database import Connection, Pool, pooled, transaction
 from services.registry.adapters import AdapterVersion
+from services.registry.names import is_name
 from services.worker import statements as sql
 from services.worker.decisions import Decision, MayStart, Taken, early_decision, never
 from services.worker.effects import Completion, metadata_json
@@ -70,9 +71,9 @@ class JobStore:
         self._max_attempts = max_attempts
 
     async def tenants(self, names: Collection[str]) -> dict[str, Tenant]:
-        """Those of the named tenants that exist."""
+        """Those of the named tenants that exist; the names may be anything that a record said."""
         async with pooled(self._pool, "look up tenants") as connection:
-            rows = await connection.fetch(sql.TENANTS, list(names))
+            rows = await connection.fetch(sql.TENANTS, list(filter(is_name, names)))
         return {row["tenant"]: Tenant(row["producer_key"], row["disabled"]) for row in rows}
 
     async def any_tenant(self) -> bool:
@@ -212,8 +213,8 @@ class JobStore:
         """
         deadlines = [job.request.deadline for job in jobs]
         async with transaction(self._pool, "start jobs") as connection:
-            charges = [int(not job.counted) for job in jobs]
-            rows = await connection.fetch(sql.START_JOBS, *fenced(jobs), deadlines, charges, self._worker, self._lease)
+            attempts = [job.attempts + 1 for job in jobs]
+            rows = await connection.fetch(sql.START_JOBS, *fenced(jobs), deadlines, attempts, self._worker, self._lease)
         return {JobKey(row["tenant"], row["job_id"]): row["attempts"] for row in rows}
 
     async def renew(self, jobs: Sequence[Job]) -> set[JobKey]:
@@ -224,12 +225,12 @@ class JobStore:
     async def release(self, jobs: Sequence[Job]) -> None:
         """Give jobs up unfinished, so that another worker may take them at once."""
         async with transaction(self._pool, "release jobs") as connection:
-            unspent = [int(job.counted) for job in jobs]
-            await connection.execute(sql.RELEASE_JOBS, *fenced(jobs), unspent)
+            await connection.execute(sql.RELEASE_JOBS, *fenced(jobs), [job.attempts for job in jobs])
             await connection.execute(HURRY_JOBS, *key_columns(job.key for job in jobs))
 
     async def complete(self, completions: Sequence[Completion]) -> set[JobKey]:
-        """Write states, results, usage and outbox rows in one transaction; returns the jobs that were still ours.
+        """Write states, results, usage and outbox rows in one transaction; returns the jobs that were still ours, also
+        where that was written before.
 
         The output of the others is discarded, and only its tokens are recorded, as wasted.
         """

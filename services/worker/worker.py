@@ -21,7 +21,7 @@ from services.worker.breaker import BreakerLimits
 from services.worker.bridge import EngineBridge, EngineSpec, Listener
 from services.worker.cancellation import Cancellations, CancellationStore, Reach
 from services.worker.completer import Completer
-from services.worker.consumer import JobConsumer
+from services.worker.consumer import Counts, JobConsumer
 from services.worker.consumer import Listener as ConsumerListener
 from services.worker.control import ControlReader
 from services.worker.dead_letters import DeadLetters
@@ -136,7 +136,7 @@ class Worker:
         self.consumer = JobConsumer(
             settings,
             self.ledger,
-            self._num_held,
+            Counts(self._num_held, self.held.num_joined),
             ConsumerListener(self.acceptor.receive, self._on_assigned, handover.drained, self.held.displace),
         )
         self.guard = Guard(

@@ -8,15 +8,18 @@ from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 from confluent_kafka import Producer
 
 from schemas.common import Lane
+from services.identifiers import uuid7
+from services.producer import JobProducer
 from services.settings import Settings
 from tests.integration.workers import running_worker
-from tests.integration.world import World, header, job_request, open_world
+from tests.integration.world import TENANT, World, header, job_request, open_world
 from tests.waiting import eventually
 
 LONG_URL = "http://receiver.invalid/" + "".join(f"{number:05}" for number in range(1000))  # too long for an index row
 POISON: list[tuple[bytes | None, bytes | None, str]] = [
     (None, None, "the record has no value"),
     (b"squeezed", b" " * 20_000_000, "the value has 20000000 bytes"),
+    (b"a\x00/b", b'{"tenant": "a\\u0000b", "prompt": "x"}', "field 'tenant'"),
     (b"long url", json.dumps(job_request(webhook={"url": LONG_URL})).encode(), "field 'webhook.url'"),
 ]
 
@@ -54,6 +57,23 @@ async def test_a_header_name_that_is_not_utf_8_hides_no_record(
             return states == ["succeeded"] * (len(before) + 3 + len(after)) and await world.lag() == 0
 
         await eventually(all_served, what="every record to be served")
+        assert life.failure is None
+
+
+async def test_a_header_name_that_is_not_utf_8_hides_no_cancellation(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher, "MemoryRecords", fetcher.MemoryRecords)  # put back afterwards
+    async with open_world(settings) as world, running_worker(settings) as life:
+        await send_batch(world, settings.control_topic, partition=0, header_names=[LatinName()])
+        job_id = uuid7()
+        async with JobProducer.from_settings(settings) as producer:
+            await producer.cancel(TENANT, job_id)
+
+        async def heard() -> bool:
+            return [row["job_id"] for row in await world.rows("select job_id from loraq.cancellations")] == [job_id]
+
+        await eventually(heard, what="the cancellation to be heard")
         assert life.failure is None
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.common import Lane
+from services.identifiers import uuid7
 from services.settings import Settings
 from tests.integration.workers import running_worker
 from tests.integration.world import TENANT, World, open_world
@@ -26,6 +27,7 @@ async def test_jobs_are_submitted_waited_for_and_looked_at(settings: Settings, t
     async with open_world(settings) as world, running_worker(settings):
         await one_job_answers_with_its_output(settings)
         await a_failed_job_fails_the_command(settings)
+        await another_requests_answer_is_none(settings, tmp_path)
         await a_file_of_jobs_is_sent_whole(settings, world, tmp_path)
         await jobs_are_listed_and_shown(settings, world)
 
@@ -40,6 +42,17 @@ async def a_failed_job_fails_the_command(settings: Settings) -> None:
     [row] = lines(ended.stdout)
     assert (ended.returncode, row["state"], row["error_code"]) == (1, "failed", "unknown_adapter")
     assert ended.stderr.startswith("loraq: 1 of 1 jobs did not succeed; failed, unknown_adapter: tenant 'acme' has no")
+
+
+async def another_requests_answer_is_none(settings: Settings, directory: Path) -> None:
+    file, job_id, ended = directory / "job.jsonl", str(uuid7()), []
+    for prompt in ("one", "one", "two"):
+        file.write_text(json.dumps({"job_id": job_id, "prompt": prompt}))
+        ended.append(await run(settings, "submit", "--tenant", TENANT, "--file", str(file), "--wait"))
+    *same, other = ended
+    assert [(each.returncode, each.stdout) for each in same] == [(0, "one\n")] * 2
+    assert (other.returncode, other.stdout) == (1, "")
+    assert other.stderr.startswith(f"loraq: tenant '{TENANT}' used job_id {job_id} before for a different request")
 
 
 async def a_file_of_jobs_is_sent_whole(settings: Settings, world: World, directory: Path) -> None:

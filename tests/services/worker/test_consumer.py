@@ -11,7 +11,7 @@ from aiokafka.admin import RecordsToDelete
 from schemas.common import Lane
 from services import kafka, telemetry
 from services.settings import Settings
-from services.worker.consumer import JobConsumer, Listener
+from services.worker.consumer import JOINED_PER_JOB, Counts, JobConsumer, Listener
 from services.worker.jobs import Record
 from services.worker.ledger import Ledger, Partition, Place
 from tests.waiting import eventually
@@ -25,8 +25,10 @@ class Reader:
         self.displaced: list[Partition] = []
         self.ledger = Ledger()
         self.assignments = 0
+        self.num_joined = 0
         listener = Listener(self.records.extend, self._assigned, self._drained, self.displaced.append)
-        self.consumer = JobConsumer(settings, self.ledger, lambda _lane: 0, listener)
+        counts = Counts(lambda _lane: 0, lambda _lane: self.num_joined)
+        self.consumer = JobConsumer(settings, self.ledger, counts, listener)
 
     def _assigned(self) -> None:
         self.assignments += 1
@@ -174,3 +176,34 @@ async def commit(settings: Settings, place: Partition, position: int) -> None:
         await consumer.commit({TopicPartition(*place): position})
     finally:
         await kafka.leave(consumer)
+
+
+async def test_repeats_of_a_job_in_memory_leave_room_for_others(broker_settings: Settings, place: Partition) -> None:
+    async with reading(broker_settings.model_copy(update={"max_backlog_jobs": 4})) as reader:
+        reader.num_joined = JOINED_PER_JOB
+        await produce(broker_settings, place, 4 + JOINED_PER_JOB)
+        await reader.has(place, list(range(3 + JOINED_PER_JOB)))  # as many as three jobs, and one for the repeats
+        reader.num_joined = 0
+        assert reader.consumer.spare() == ([], 0)
+
+
+async def test_where_nothing_is_committed_any_more_nothing_known_before_counts(
+    broker_settings: Settings, place: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a topic was made anew, or a broker lost everything: its offsets mean other records."""
+    async with reading(broker_settings) as reader:
+        await produce(broker_settings, place, 3)
+        await reader.has(place, [0, 1, 2])
+        for offset in range(3):
+            reader.ledger.finish(Place(place, offset))
+        assert await reader.consumer.commit()
+
+        async def no_commits(*_: object) -> dict[TopicPartition, tuple[int, str]]:
+            return {}
+
+        monkeypatch.setattr(kafka, "commits_of", no_commits)
+        assigned = [TopicPartition(*each) for each in reader.ledger.partitions]
+        await reader.consumer.on_partitions_revoked(assigned)
+        await reader.consumer.on_partitions_assigned(assigned)
+        await reader.has(place, [0, 1, 2, 0, 1, 2])
+        assert place in reader.displaced

@@ -44,3 +44,17 @@ def test_where_offsets_mean_other_records_no_job_stands_any_more() -> None:
     one = job(Place(P, 0), Place(Q, 0))
     held_of(one).displace(P)
     assert one.places == [Place(Q, 0)]
+
+
+def test_records_that_joined_a_job_are_counted_until_it_goes() -> None:
+    one, two = job(Place(P, 0)), job(Place(P, 1), Place(P, 2))
+    held = held_of(one, two)
+    assert held.num_joined(Lane.STANDARD) == 1
+    held.join(one, Place(P, 3))
+    held.join(one, Place(Q, 3))
+    assert (held.num_joined(Lane.STANDARD), held.num_joined(Lane.BATCH)) == (3, 0)
+    held.displace(P)
+    assert held.num_joined(Lane.STANDARD) == 0
+    held.remove(one)
+    held.remove(two)
+    assert held.num_joined(Lane.STANDARD) == 0

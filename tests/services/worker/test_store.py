@@ -139,8 +139,22 @@ async def test_each_result_has_its_own_tokens_and_a_stale_one_none(pool: Pool) -
         jobs[3].key.job_id: (2**31 - 1, 0),
     }
     assert (await rows(pool, "outbox")).keys() == found.keys()
-    assert await pool.fetchval("select sum(wasted_tokens) from loraq.usage_hourly") == 1
-    assert await store.complete(completions) == set(), "a repetition finds nothing to do"
+    used = "select jobs, completion_tokens, wasted_tokens from loraq.usage_hourly"
+    assert [tuple(row) for row in await pool.fetch(used)] == [(3, 5, 1)]
+    effects = await rows(pool, "outbox")
+    assert await store.complete(completions) == {jobs[0].key, jobs[1].key, jobs[3].key}, "it is told that it was done"
+    assert [tuple(row) for row in await pool.fetch(used)] == [(3, 5, 1)]
+    assert (await rows(pool, "outbox"), await rows(pool, "results")) == (effects, found)
+
+
+async def test_what_is_repeated_because_a_reply_was_lost_counts_once(pool: Pool) -> None:
+    store, wanted = store_of(pool), [candidate(0), candidate(1)]
+    jobs = [job_of(taken, each) for taken, each in zip(await store.accept(wanted), wanted, strict=True)]
+    first, again = await store.start(jobs), await store.start(jobs)
+    assert first == again == dict.fromkeys((job.key for job in jobs), 1)
+    for _ in range(2):
+        await store.release(jobs)
+    assert [row["attempts"] for row in (await rows(pool, "jobs")).values()] == [0, 0]
 
 
 async def test_the_database_takes_no_second_effect_of_a_job(pool: Pool) -> None:
@@ -186,3 +200,7 @@ async def test_a_new_version_of_a_job_touches_no_index(pool: Pool) -> None:
         )
     }
     assert options == "{fillfactor=50}"
+
+
+async def test_names_that_no_tenant_can_have_are_not_asked_for(pool: Pool) -> None:
+    assert await store_of(pool).tenants({"a\x00b", "\ud800", "A", ""}) == {}

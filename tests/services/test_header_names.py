@@ -7,7 +7,7 @@ import pytest
 from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 from aiokafka.record.memory_records import MemoryRecords
 
-from services.worker.header_names import _Records
+from services.header_names import _Records
 
 HEADERS = [("plain", b"\xff"), ("ümlaut", None)]
 
