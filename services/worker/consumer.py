@@ -203,7 +203,10 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
     def _begin_anew(self, partition: Partition) -> None:
         """Where no position is committed any more its topic may be a new one of the same name, whose offsets mean other
         records. Those that are the same are recognised one by one."""
-        if self._ledger.forget(partition):
+        committed = self._ledger.forget(partition)
+        if committed is None:
+            return  # new to this worker
+        if committed:
             _log.warning(
                 "Nothing is committed where something was; the earliest record is next",
                 action="commits_gone",

@@ -101,10 +101,11 @@ class Ledger:
             if (column := self._columns.pop(partition, None)) is not None:
                 self._revoked[partition] = column
 
-    def forget(self, partition: Partition) -> bool:
-        """Nothing known of this partition counts any more; returns whether any of it was committed."""
-        earlier = [self._revoked.pop(partition, None), self._columns.pop(partition, None)]
-        return any(column is not None and column.saved > 0 for column in earlier)
+    def forget(self, partition: Partition) -> int | None:
+        """Nothing known of this partition counts any more; returns how much of it was committed, None where nothing was
+        known."""
+        earlier = (self._revoked.pop(partition, None), self._columns.pop(partition, None))
+        return max((column.saved for column in earlier if column is not None), default=None)
 
     def restart(self, partition: Partition, position: int) -> None:
         """What stood below `position` is gone, or offsets mean other records now: nothing known before counts."""
