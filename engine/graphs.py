@@ -73,6 +73,7 @@ class Graphs:
         """
         if memory != self._memory:
             self._recordings.clear()
+            self._device.forget_recordings()
             self._memory = memory
         lora = step.lora
         bound = None if lora is None else lora.tables.rank_bound

@@ -59,3 +59,6 @@ class CpuDevice:
         """See `Device.record`."""
         work()
         return work
+
+    def forget_recordings(self) -> None:
+        """See `Device.forget_recordings`: there is no memory of theirs."""

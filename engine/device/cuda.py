@@ -82,3 +82,7 @@ class CudaDevice:
         with torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"):
             work()
         return graph.replay
+
+    def forget_recordings(self) -> None:
+        """See `Device.forget_recordings`: torch refuses to capture into a pool that no graph uses any more."""
+        self._graph_memory = torch.cuda.graph_pool_handle()

@@ -54,3 +54,6 @@ class Device(Protocol):
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Do the work once and return what does the same again on the same memory, for less of the host's time."""
+
+    def forget_recordings(self) -> None:
+        """All that was recorded has been dropped: the memory it worked in is not used for what is recorded next."""

@@ -38,7 +38,7 @@ class CountingDevice(CpuDevice):
 
     def __init__(self) -> None:
         super().__init__()
-        self.recorded, self.replayed, self.copies = 0, 0, 0
+        self.recorded, self.replayed, self.copies, self.forgotten = 0, 0, 0, 0
         copy = self.compute.copy
 
         def counted(target: Tensor, source: Tensor) -> None:
@@ -56,6 +56,9 @@ class CountingDevice(CpuDevice):
             play()
 
         return replay
+
+    def forget_recordings(self) -> None:
+        self.forgotten += 1
 
 
 def engines(model_dir: Path, adapters: list[Path], **options: Any) -> Iterator[Engine]:
@@ -151,6 +154,23 @@ def test_a_larger_rank_or_new_tables_end_the_recordings(model_dir: Path, adapter
             engine.load_adapter(f"more {index}", adapters[0])
     asked = requests(9, [None, "wide", "0", "more 69"])
     assert seen(remote.generate(asked)) == seen(host.generate(asked))
+
+
+def test_the_device_is_told_when_no_recording_is_left(model_dir: Path, adapters: list[Path]) -> None:
+    """Before the next is made: what a recording works in ends with the last of them."""
+    _, remote = engines(model_dir, adapters[:1])
+    device = remote._backend.device
+    assert isinstance(device, CountingDevice)
+    remote.generate(requests(3, [None, "0"]))
+    before = device.forgotten, device.recorded
+    remote.generate(requests(3, [None, "0"]))
+    assert (device.forgotten, device.recorded) == before
+    checked = remote.check_adapter(adapters[0])
+    for index in range(70):
+        remote.admit_adapter(f"more {index}", checked)
+    remote.generate(requests(3, [None, "0"]))
+    assert device.forgotten == before[0] + 1
+    assert device.recorded > before[1]
 
 
 def test_a_device_that_is_not_there_is_named(model_dir: Path) -> None:
