@@ -64,6 +64,8 @@ class CudaDevice:
         torch.cuda.set_device(self.where)
         self.compute = CudaStream(torch.cuda.current_stream())
         self.transfers = CudaStream(torch.cuda.Stream())
+        # Not torch's one for all captures: a graph that ends clears the cuBLAS workspaces of all graphs of its stream.
+        self._capturing = torch.cuda.Stream()
         self._graph_memory = torch.cuda.graph_pool_handle()
 
     def zeros(self, num_bytes: int) -> Tensor:
@@ -79,7 +81,8 @@ class CudaDevice:
         work()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"):
+        pool, stream = self._graph_memory, self._capturing
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             work()
         return graph.replay
 
