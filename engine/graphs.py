@@ -14,6 +14,9 @@ from engine.batch import StepBatch
 from engine.device import Device
 from engine.placement import Sizes
 
+Memory = tuple[int, ...]
+"""Of everything that a recording reads or writes, how often it has been replaced by something larger."""
+
 SMALL_BUCKETS = (1, 2, 4)
 BUCKET_STEP = 8
 
@@ -61,15 +64,15 @@ class Graphs:
     def __init__(self, device: Device, forward: Callable[[StepBatch], Tensor]) -> None:
         self._device, self._forward = device, forward
         self._recordings: dict[Variant, _Recording] = {}
-        self._memory: tuple[object, ...] = ()
+        self._memory: Memory = ()
 
     def __len__(self) -> int:
         return len(self._recordings)
 
-    def run(self, step: StepBatch, sizes: Sizes, memory: tuple[object, ...]) -> Tensor:
+    def run(self, step: StepBatch, sizes: Sizes, memory: Memory) -> Tensor:
         """Logits of a padded step whose tensors lie where those of its variant always do.
 
-        `memory` tells when anything that a recording reads or writes lies elsewhere than before.
+        When `memory` is not what it was, nothing lies where the recordings look for it.
         """
         if memory != self._memory:
             self._recordings.clear()

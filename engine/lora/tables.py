@@ -22,7 +22,7 @@ class SlotTables:
 
     `layers` are the projections of every layer, `edges` what belongs to no layer (see engine.lora.layout). Where the
     operators read host memory, these are the arrays themselves. Otherwise they are a copy on the device, and `changes`
-    says which rows of it the next step must bring up to date.
+    says which rows of it the next step must bring up to date. `generation` goes up when the tensors are new ones.
     """
 
     layers: LoraTables
@@ -35,6 +35,7 @@ class SlotTables:
         self._layers, self._edges = (_stacked(FIRST_SLOTS, num_layers) for _ in range(2))
         self._free = list(reversed(range(FIRST_SLOTS)))
         self._changed: dict[int, None] = {}
+        self.generation = 0
         self._largest_ranks = [0, 0]
         self._wrap()
 
@@ -101,6 +102,7 @@ class SlotTables:
             table.scales = np.pad(table.scales, ((0, num_slots - old), (0, 0), (0, 0)))
         self._free.extend(reversed(range(old, num_slots)))
         self._wrap()
+        self.generation += 1
 
 
 def _stacked(num_slots: int, num_layers: int) -> Table:

@@ -173,6 +173,36 @@ def test_the_device_is_told_when_no_recording_is_left(model_dir: Path, adapters:
     assert device.recorded > before[1]
 
 
+def test_every_growth_is_recorded_anew(model_dir: Path, adapters: list[Path], tmp_path: Path) -> None:
+    """Of the tables' rows, of an adapter's pages and of the staging buffers, wherever the new memory lies."""
+    _, remote = engines(model_dir, adapters[:1])
+    device, runner = remote._backend.device, remote._runner
+    assert isinstance(device, CountingDevice)
+    assert isinstance(runner, RemoteRunner)
+    asked = [Request(prompt_token_ids=[9], adapter="0", sampling=SamplingParams(max_tokens=4, ignore_eos=True))]
+    checked = remote.check_adapter(adapters[0])
+
+    def record() -> int:
+        remote.generate(asked)
+        return device.recorded
+
+    def rows(first: int, end: int) -> None:
+        for index in range(first, end):
+            remote.admit_adapter(f"more {index}", checked)
+
+    assert record() == record() == 1
+    rows(0, 70)
+    assert record() == record() == 2
+    rows(70, 140)
+    assert record() == record() == 3
+    tables = remote._adapters.tables
+    tables.place(0, range(2 * tables.pages.shape[1]))  # type: ignore[arg-type]
+    remote.evict_adapter("0")
+    assert record() == record() == 4
+    runner._staging._grow(2 * len(runner._staging._there))
+    assert record() == record() == 5
+
+
 def test_a_device_that_is_not_there_is_named(model_dir: Path) -> None:
     import torch
 
