@@ -29,6 +29,7 @@ class TritonKernels:
     """
 
     def __init__(self, runner: Runner = run, capability: int | None = None, *, batch_invariant: bool = False) -> None:
+        accumulate_in_float32()
         architecture = row_architecture(device_architecture() if capability is None else capability)
         self.scratch = Scratch()
         self._plans = plans = Plans(runner)
@@ -131,6 +132,16 @@ class TritonKernels:
     def draw(self, logits: Tensor, limits: Limits) -> Tensor:
         """See `Kernels.draw`."""
         return self._drawing.draw(logits, limits)
+
+
+def accumulate_in_float32() -> None:
+    """Hold torch's products to what the tolerances allow: no tf32 in place of float32, no partial sums in 16 bits.
+
+    torch lets cuBLAS add the parts of a split K in 16 bits unless it is told otherwise. The settings are the process's.
+    """
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
 def _product_in_float32(x: Tensor, weight: PackedLinear, out: Tensor) -> None:
