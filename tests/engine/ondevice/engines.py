@@ -14,7 +14,8 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 def engine_on(model: Path, adapters: list[Path], **options: Any) -> Engine:
     """An engine with adapters named by their index."""
-    settings = {"dtype": "float32", "tokens_per_page": 8, "pool_bytes": 2**21, "max_batch_size": 8} | options
+    settings = {"dtype": "float32", "tokens_per_page": 8, "pool_bytes": 2**21, "max_batch_size": 8}
+    settings |= {"host_bytes": 2**24} | options  # page-locked, by every engine
     config = EngineConfig(model, device="cpu" if INTERPRETED else "cuda", threads=1, **settings)
     backend = None
     if INTERPRETED:
