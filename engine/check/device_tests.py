@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from engine.check.say import say
+
 NO_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 GRID, ENGINE = Path("tests/engine/kernels/triton/grid"), Path("tests/engine/ondevice")
 
@@ -36,5 +38,5 @@ def _run(path: Path, settings: Path) -> int:
     done = subprocess.run(
         pytest_command([path], settings), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    sys.stdout.write(f"{path}\n{done.stdout}")
+    say(f"{path}\n{done.stdout}")
     return done.returncode

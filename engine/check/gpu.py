@@ -1,52 +1,83 @@
-"""Checks and measures kernels and engine on this machine's GPU; exit code 2 where there is none.
+"""Checks and measures kernels and engine on this machine's GPU; exit code 2 where that cannot be done.
 
 `python3 -m engine.check.gpu` from the repository's root, or `make gpu-check`. Needs torch, triton, numpy, safetensors,
 tokenizers, transformers, peft, jinja2 and pytest, and 80 GB of the GPU's memory. Runs the full grid of the kernels and
-the engine's oracle and invariance tests on the device, then measures; prints a table and writes gpu-check.json, and
-gpu-check-trace.json, the profile of transfers beside decode.
+the engine's oracle and invariance tests on the device, then measures; prints a table and writes gpu-check.json after
+each part, and gpu-check-trace.json.gz, the profile of a transfer beside decode. `--only` names the parts to run.
 """
 
-import json
+import argparse
 import sys
 import tempfile
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    from engine.check.findings import Findings, Part
 
-NO_GPU = 2
+CANNOT = 2
 COMMAND = "python3 -m engine.check.gpu"
-REPORT, TRACE = Path("gpu-check.json"), Path("gpu-check-trace.json")
+PARTS = ("tests", "kernels", "engine", "peft")
+REPORT, TRACE = Path("gpu-check.json"), Path("gpu-check-trace.json.gz")
 
 
-def check() -> int:
-    """Test, measure, report; 0 when every result is right, whatever the speeds."""
-    import triton
+def measuring(directory: Path) -> Mapping[str, "Part"]:
+    """What each part does, in the order in which they run."""
+    import torch
 
     from engine.check.device_tests import run_device_tests
-    from engine.check.suite import LLAMA_SCALE, measure_engine
-    from engine.check.table import table
+    from engine.check.suite import LLAMA_SCALE, measure_engine, measure_peer
     from engine.engine import Engine
     from engine.kernels.triton.gpu_check import LLAMA_KERNELS, gpu_clock, measure_kernels
 
+    wait = torch.cuda.synchronize
+
+    def tests(findings: "Findings") -> None:
+        findings.tests_exit_code = run_device_tests()
+
+    def kernels(findings: "Findings") -> None:
+        findings.kernels = measure_kernels(LLAMA_KERNELS, gpu_clock)
+
+    def engine(findings: "Findings") -> None:
+        measure_engine(findings.engine, LLAMA_SCALE, directory / "engine", Engine, wait, TRACE)
+
+    def peft(findings: "Findings") -> None:
+        findings.peft = measure_peer(LLAMA_SCALE, directory / "peft", wait)
+
+    return dict(zip(PARTS, (tests, kernels, engine, peft), strict=True))
+
+
+def check(chosen: Sequence[str]) -> int:
+    """Test, measure, report; 0 when every result is right, whatever the speeds."""
+    import torch
+    import triton
+
+    from engine.check.findings import Findings, run_parts
+    from engine.check.say import say
+    from engine.check.table import table
+
     versions = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
-    sys.stdout.write(f"{', '.join(f'{name} {value}' for name, value in versions.items())}\n")
-    tests = run_device_tests()
-    kernels = measure_kernels(LLAMA_KERNELS, gpu_clock)
+    say(", ".join(f"{name} {value}" for name, value in versions.items()))
+    findings = Findings({**versions, "command": COMMAND, "dtype": "bfloat16"})
     with tempfile.TemporaryDirectory() as directory:
-        engine = measure_engine(LLAMA_SCALE, Path(directory), Engine, torch.cuda.synchronize, TRACE)
-    sys.stdout.write(f"{table(kernels, engine)}\n")
-    found = {"tests_exit_code": tests, "kernels": asdict(kernels), "engine": asdict(engine)}
-    REPORT.write_text(json.dumps({**versions, "command": COMMAND, "dtype": "bfloat16", **found}, indent=1) + "\n")
-    return int(tests != 0 or kernels.worst_error >= 1)
+        parts = measuring(Path(directory))
+        run_parts({name: part for name, part in parts.items() if name in chosen}, findings, REPORT)
+    say(table(findings))
+    return findings.exit_code
 
 
-def main() -> int:
-    """0 when everything is right, 1 when not, 2 without a GPU."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when everything is right, 1 when not, 2 where nothing could be checked."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description="Check and measure kernels and engine on a GPU.")
+    parser.add_argument("--only", action="append", choices=PARTS, help="run this part; may be given several times")
+    chosen = parser.parse_args(arguments).only or PARTS
+    import torch
+
     if torch.cuda.is_available():
-        return check()
+        return check(chosen)
     sys.stderr.write("gpu-check: torch sees no CUDA device here, so nothing was checked; run it on a GPU machine.\n")
-    return NO_GPU
+    return CANNOT
 
 
 if __name__ == "__main__":

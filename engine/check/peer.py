@@ -17,7 +17,7 @@ def measure_peft(
 ) -> float:
     """Decode tokens a second: generation of some tokens less that of one, so that the prompts do not count.
 
-    The base model is changed for good, so this comes last.
+    The base model is changed for good.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what the two libraries say of each other

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -86,41 +86,68 @@ class Row:
         return None if self.of_base is None or self.allowed is None else self.of_base >= RATIO_KEPT * self.allowed
 
 
-@dataclass(frozen=True)
+@dataclass
 class EngineReport:
-    """`invariant` is the case of `peft` with `batch_invariant`, `plain` the same without."""
+    """Filled as it is measured, so that a failure keeps what came before.
 
-    rows: list[Row]
-    plain: Speed
-    invariant: Speed
-    peft_tokens_per_s: float
-    overlap: Overlap
+    `invariant` is the case of `peft` with `batch_invariant`, `plain` the same without.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    plain: Speed | None = None
+    invariant: Speed | None = None
+    overlap: Overlap | None = None
+
+
+@dataclass(frozen=True)
+class PeftReport:
+    """The case of `peft` by transformers and PEFT."""
+
+    case: str
+    decode_tokens_per_s: float
 
 
 def measure_engine(
-    scale: Scale, directory: Path, make_engine: MAKES_ENGINE, wait: Callable[[], None], trace: Path | None
-) -> EngineReport:
-    """Everything, on one random model."""
+    report: EngineReport,
+    scale: Scale,
+    directory: Path,
+    make_engine: MAKES_ENGINE,
+    wait: Callable[[], None],
+    trace: Path | None,
+) -> None:
+    """Everything but the peer, on one random model."""
     _free(scale)
+    model, adapters = _random_model(scale, directory)
     where, dtype = torch.device(scale.device), getattr(torch, scale.dtype)
-    model = random_model(directory / "model", scale.shape, dtype, where, scale.context)
-    adapters = [random_adapter(directory / f"rank {r}", scale.shape, r, dtype, where) for r in scale.ranks]
     cold = random_adapter(directory / "cold", scale.shape, scale.cold_rank, dtype, where)
     engine = _engine(scale, model, make_engine, batch_invariant=False)
     load_adapters(engine, adapters, scale.num_adapters)
-    rows = _rows(scale, [measure_case(engine, case, scale.decode_steps, wait) for case in scale.cases])
-    plain = measure_case(engine, scale.peft, scale.decode_steps, wait)
-    overlap = _measure_overlap(scale, engine, cold, wait, trace)
+    for case in scale.cases:
+        report.rows.append(_row(scale, case, measure_case(engine, case, scale.decode_steps, wait), report.rows))
+    report.plain = measure_case(engine, scale.peft, scale.decode_steps, wait)
+    report.overlap = _measure_overlap(scale, engine, cold, wait, trace)
     del engine
     _free(scale)
     invariant_engine = _engine(scale, model, make_engine, batch_invariant=True)
     load_adapters(invariant_engine, adapters, scale.peft.adapters)
-    invariant = measure_case(invariant_engine, scale.peft, scale.decode_steps, wait)
+    report.invariant = measure_case(invariant_engine, scale.peft, scale.decode_steps, wait)
     del invariant_engine
     _free(scale)
-    return EngineReport(
-        rows, plain, invariant, measure_peft(model, adapters, scale.peft, scale.decode_steps, wait), overlap
-    )
+
+
+def measure_peer(scale: Scale, directory: Path, wait: Callable[[], None]) -> PeftReport:
+    """transformers and PEFT on a model of their own, which they change."""
+    _free(scale)
+    model, adapters = _random_model(scale, directory)
+    found = measure_peft(model, adapters, scale.peft, scale.decode_steps, wait)
+    return PeftReport(scale.peft.name, found)
+
+
+def _random_model(scale: Scale, directory: Path) -> tuple[RandomModel, list[Path]]:
+    """A model and an adapter of each rank; the same in every run."""
+    where, dtype = torch.device(scale.device), getattr(torch, scale.dtype)
+    model = random_model(directory / "model", scale.shape, dtype, where, scale.context)
+    return model, [random_adapter(directory / f"rank {r}", scale.shape, r, dtype, where) for r in scale.ranks]
 
 
 def _engine(scale: Scale, model: RandomModel, make_engine: MAKES_ENGINE, *, batch_invariant: bool) -> Engine:
@@ -151,14 +178,11 @@ def _free(scale: Scale) -> None:
         torch.cuda.empty_cache()
 
 
-def _rows(scale: Scale, speeds: list[Speed]) -> list[Row]:
+def _row(scale: Scale, case: Case, speed: Speed, before: list[Row]) -> Row:
+    """Beside the newest base among the rows before."""
+    if case.adapters == 0:
+        return Row(speed, None, None)
     rank = round(sum(scale.ranks) / len(scale.ranks))
-    rows, base = [], speeds[0]
-    for case, speed in zip(scale.cases, speeds, strict=True):
-        if case.adapters == 0:
-            base = speed
-            rows.append(Row(speed, None, None))
-            continue
-        costs = decode_step(Load(scale.shape, case.requests, case.adapters, rank, case.context))
-        rows.append(Row(speed, speed.decode_tokens_per_s / base.decode_tokens_per_s, ratio(costs)))
-    return rows
+    base = next(row.speed for row in reversed(before) if row.allowed is None)
+    costs = decode_step(Load(scale.shape, case.requests, case.adapters, rank, case.context))
+    return Row(speed, speed.decode_tokens_per_s / base.decode_tokens_per_s, ratio(costs))

@@ -1,8 +1,10 @@
 """All that was measured as one table, whose rows are Markdown as well."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from engine.check.suite import EngineReport, Row
+from engine.check.findings import Findings
+from engine.check.speed import Overlap, Speed
+from engine.check.suite import EngineReport, PeftReport, Row
 from engine.kernels.triton.gpu_check import KernelReport, Measurement
 
 PEFT_FACTOR, MOST_STEP_COST = 20.0, 0.05
@@ -13,10 +15,28 @@ HEADER = (
 )
 
 
-def table(kernels: KernelReport, engine: EngineReport) -> str:
+def table(findings: Findings) -> str:
     """A row for every measure; a target is said to be reached or missed, or is empty where there is none."""
-    rows = [*_kernel_rows(kernels), *_engine_rows(engine)]
+    rows = [
+        *_test_rows(findings.tests_exit_code),
+        *(_kernel_rows(findings.kernels) if findings.kernels is not None else ()),
+        *_engine_rows(findings.engine),
+        *(_peft_rows(findings.peft, findings.engine.plain) if findings.peft is not None else ()),
+        *_error_rows(findings.errors),
+    ]
     return "\n".join((*HEADER, *(f"| {' | '.join(cells)} |" for cells in rows)))
+
+
+def _test_rows(exit_code: int | None) -> Iterator[tuple[str, ...]]:
+    if exit_code is not None:
+        yield "tests on the device", "all files", f"exit code {exit_code}", "", _target(exit_code == 0)
+
+
+def _error_rows(errors: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    """The last line of each traceback; all of it is in the report."""
+    for part, trace in errors.items():
+        last = trace.strip().splitlines()[-1].replace("|", "/")
+        yield part, "not measured to the end", "failed", last, _target(False)
 
 
 def _kernel_rows(report: KernelReport) -> Iterator[tuple[str, ...]]:
@@ -45,23 +65,30 @@ def _engine_rows(report: EngineReport) -> Iterator[tuple[str, ...]]:
     for row in report.rows:
         yield "prefill", row.speed.case, f"{row.speed.prefill_tokens_per_s:.0f} tokens/s", "", ""
         yield _decode_row(row)
-    plain, invariant = report.plain.decode_tokens_per_s, report.invariant.decode_tokens_per_s
-    case, factor, overlap = report.plain.case, plain / report.peft_tokens_per_s, report.overlap
-    yield "decode, batch_invariant", case, f"{invariant:.0f} tokens/s", f"{invariant / plain:.3f} of without it", ""
-    peft = f"{report.peft_tokens_per_s:.0f} tokens/s"
-    yield (
-        "decode, transformers + PEFT",
-        case,
-        peft,
-        f"the engine is {factor:.1f}x as fast",
-        _target(factor >= PEFT_FACTOR),
-    )
-    size = f"{overlap.adapter_bytes / 1e6:.1f} MB each"
-    lost, first = (
+    if report.plain is not None and report.invariant is not None:
+        plain, invariant = report.plain.decode_tokens_per_s, report.invariant.decode_tokens_per_s
+        beside = f"{invariant / plain:.3f} of without it"
+        yield "decode, batch_invariant", report.plain.case, f"{invariant:.0f} tokens/s", beside, ""
+    if report.overlap is not None:
+        yield _overlap_row(report.overlap)
+
+
+def _overlap_row(overlap: Overlap) -> tuple[str, ...]:
+    return (
+        "cold adapters beside decode",
+        f"{overlap.adapter_bytes / 1e6:.1f} MB each",
         f"{overlap.step_cost:.1%} of the others' tokens lost",
         f"first token after {overlap.arrival_s * 1e3:.0f} ms",
+        _target(overlap.step_cost < MOST_STEP_COST),
     )
-    yield "cold adapters beside decode", size, lost, first, _target(overlap.step_cost < MOST_STEP_COST)
+
+
+def _peft_rows(report: PeftReport, plain: Speed | None) -> Iterator[tuple[str, ...]]:
+    beside, target = "", ""
+    if plain is not None:
+        factor = plain.decode_tokens_per_s / report.decode_tokens_per_s
+        beside, target = f"the engine is {factor:.1f}x as fast", _target(factor >= PEFT_FACTOR)
+    yield "decode, transformers + PEFT", report.case, f"{report.decode_tokens_per_s:.0f} tokens/s", beside, target
 
 
 def _decode_row(row: Row) -> tuple[str, ...]:

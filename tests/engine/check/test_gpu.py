@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -14,8 +15,10 @@ import torch
 from engine import Engine
 from engine.backend import Backend
 from engine.check.device_tests import run_device_tests
-from engine.check.speed import Case, requests_of
-from engine.check.suite import EngineReport, Scale, measure_engine
+from engine.check.findings import Findings, run_parts
+from engine.check.gpu import PARTS, main, measuring
+from engine.check.speed import Case, Speed, requests_of
+from engine.check.suite import EngineReport, PeftReport, Scale, measure_engine, measure_peer
 from engine.check.table import table
 from engine.device import CpuDevice
 from engine.kernels import fallback, load_cpu_kernels
@@ -55,32 +58,46 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> EngineReport:
         pytest.skip("torch's own operators know no rows that are padding")
     backend = Backend(CpuDevice(), load_cpu_kernels(), is_remote=True)
     make_engine = partial(Engine, backend=backend)
-    return measure_engine(TINY, tmp_path_factory.mktemp("check"), make_engine, lambda: None, None)
+    found = EngineReport()
+    measure_engine(found, TINY, tmp_path_factory.mktemp("check"), make_engine, lambda: None, None)
+    return found
 
 
-def test_every_case_is_measured_against_its_base(report: EngineReport) -> None:
+@pytest.fixture(scope="module")
+def peft(tmp_path_factory: pytest.TempPathFactory) -> PeftReport:
+    return measure_peer(TINY, tmp_path_factory.mktemp("peft"), lambda: None)
+
+
+def test_every_case_is_measured_against_its_base(report: EngineReport, peft: PeftReport) -> None:
     assert [row.speed.case for row in report.rows] == [case.name for case in TINY.cases]
     assert [row.of_base is None for row in report.rows] == [True, False, False, True, False]
     for row in report.rows:
         assert row.speed.prefill_tokens_per_s > 0
         assert row.speed.decode_tokens_per_s > 0
     assert all(0 < row.allowed < 1 for row in report.rows if row.allowed is not None)
-    assert report.peft_tokens_per_s > 0
+    assert peft.decode_tokens_per_s > 0
+    assert report.invariant is not None
+    assert report.overlap is not None
     assert report.invariant.decode_tokens_per_s > 0
     assert report.overlap.adapter_bytes > 0
     assert report.overlap.arrival_s > 0
 
 
-def test_the_table_has_every_measure(report: EngineReport) -> None:
+def test_the_table_has_every_measure(report: EngineReport, peft: PeftReport) -> None:
     """The kernels' own are taken in the interpreter (grid/test_measured.py)."""
     found = Measurement("shrink o", "one", 5e-6, 2_000_000, 0.5, reached=False, loop_factor=3.25)
-    text = table(KernelReport(0.5, 4e12, [found]), report)
+    text = table(Findings({}, 0, KernelReport(0.5, 4e12, [found]), report, peft))
     row = "| shrink o | one | 5.0 µs | 0.50 of a copy of 2.0 MB, torch loop 3.2x as long | missed |"
     assert row in text.splitlines()
     for case in TINY.cases:
         assert f"| prefill | {case.name} |" in text
         assert f"| decode | {case.name} |" in text
-    for measure in ("decode, batch_invariant", "decode, transformers + PEFT", "cold adapters beside decode"):
+    for measure in (
+        "tests on the device",
+        "decode, batch_invariant",
+        "decode, transformers + PEFT",
+        "cold adapters beside decode",
+    ):
         assert f"| {measure} |" in text
     assert {line.count("|") for line in text.splitlines()} == {6}
 
@@ -93,6 +110,57 @@ def test_prompts_are_the_same_in_every_run() -> None:
 
 def test_the_report_is_plain_json(report: EngineReport) -> None:
     assert json.loads(json.dumps(asdict(report)))["rows"][1]["speed"]["case"] == TINY.cases[1].name
+
+
+def test_a_part_that_fails_is_told_of_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it had found stays; the report is whole after each part."""
+    path, findings = tmp_path / "report.json", Findings({"gpu": "none"})
+    seen: list[object] = []
+
+    def fails(into: Findings) -> None:
+        seen.append(json.loads(path.read_text())["tests_exit_code"])
+        into.engine.plain = Speed("some", 1.0, 2.0)
+        raise RuntimeError("out of memory | at all")
+
+    def is_well(into: Findings) -> None:
+        seen.append(json.loads(path.read_text())["errors"])
+        into.peft = PeftReport("some", 4.0)
+
+    run_parts({"tests": passes, "engine": fails, "peft": is_well}, findings, path)
+    written = json.loads(path.read_text())
+    assert seen[0] == 0
+    assert "RuntimeError: out of memory | at all" in written["errors"]["engine"]
+    assert seen[1] == written["errors"]
+    assert (written["gpu"], written["kernels"], written["engine"]["plain"]["case"]) == ("none", None, "some")
+    assert findings.exit_code == 1
+    lines = table(findings).splitlines()
+    assert "| engine | not measured to the end | failed | RuntimeError: out of memory / at all | missed |" in lines
+    assert {line.count("|") for line in lines} == {6}
+    assert "Traceback" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def passes(findings: Findings) -> None:
+    findings.tests_exit_code = 0
+
+
+def test_the_exit_code_is_that_of_the_results() -> None:
+    assert Findings({}).exit_code == 0
+    assert Findings({}, tests_exit_code=3).exit_code == 1
+    assert Findings({}, kernels=KernelReport(0.5, 4e12, [])).exit_code == 0
+    assert Findings({}, kernels=KernelReport(1.5, 4e12, [])).exit_code == 1
+    assert Findings({}, kernels=KernelReport(float("nan"), 4e12, [])).exit_code == 1
+
+
+def test_parts_are_chosen_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tuple(measuring(tmp_path)) == PARTS
+    with pytest.raises(SystemExit):
+        main(["--only", "everything"])
+    assert "--only" in capsys.readouterr().err
+    make = shutil.which("make")
+    assert make is not None
+    done = subprocess.run([make, "-n", "gpu-check", "ONLY=tests peft"], cwd=ROOT, capture_output=True, text=True)
+    assert "engine.check.gpu --only tests --only peft" in done.stdout
 
 
 def test_the_worst_exit_code_of_all_files_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
