@@ -10,7 +10,14 @@ from pathlib import Path
 
 from engine.check.say import say
 
-NO_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+# As many processes as cores: torch in each of them is to take one, not all.
+SETTINGS = {
+    "KERNEL_GRID": "full",
+    "OMP_NUM_THREADS": "1",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    "PYTHONPATH": ".",
+    "PYTHONUNBUFFERED": "1",
+}
 GRID, ENGINE = Path("tests/engine/kernels/triton/grid"), Path("tests/engine/ondevice")
 
 
@@ -33,7 +40,7 @@ def run_device_tests(folders: Sequence[Path] = (GRID, ENGINE)) -> int:
 
 
 def _run(path: Path, settings: Path) -> int:
-    environment = {**os.environ, "KERNEL_GRID": "full", "PYTHONPATH": ".", **NO_PLUGINS}
+    environment = {**os.environ, **SETTINGS}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
         pytest_command([path], settings), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -171,3 +171,9 @@ def test_the_worst_exit_code_of_all_files_counts(tmp_path: Path, capsys: pytest.
     printed = capsys.readouterr().out
     assert "1 passed" in printed
     assert "1 failed" in printed
+
+
+def test_each_process_of_the_tests_has_one_thread(tmp_path: Path) -> None:
+    test = "import os\nimport torch\n\ndef test_it():\n    assert torch.get_num_threads() == 1"
+    (tmp_path / "test_threads.py").write_text(f"{test}\n    assert os.environ['PYTHONUNBUFFERED'] == '1'\n")
+    assert run_device_tests([tmp_path]) == 0
