@@ -71,7 +71,8 @@ kernels-compiled: $(VENV)/.dev ## compile every launch of the CUDA kernels for s
 
 # No environment of our own: on a GPU machine this takes the Python that is there, with the packages it has.
 gpu-check: ## check and measure kernels and engine on this machine's GPU; ONLY="tests kernels" runs parts; exit code 2 where there is none
-	@"$${PYTHON:-python3}" -m engine.check.gpu $(foreach part,$(ONLY),--only $(part))
+	@python="$${PYTHON:-python3}"; "$$python" engine/check/requirements.py; \
+	"$$python" -m engine.check.gpu $(foreach part,$(ONLY),--only $(part))
 
 reference: $(VENV)/.dev ## write docs/reference, docs/configuration.md and docs/errors.md from the code
 	$(BIN)/python -m schemas.export docs/reference

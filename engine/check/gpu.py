@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.check.requirements import CANNOT, missing_requirements, told
+
 if TYPE_CHECKING:
     from engine.check.findings import Findings, Part
 
-CANNOT = 2
 COMMAND = "python3 -m engine.check.gpu"
 PARTS = ("tests", "kernels", "engine", "peft")
 REPORT, TRACE = Path("gpu-check.json"), Path("gpu-check-trace.json.gz")
@@ -72,12 +73,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=COMMAND, description="Check and measure kernels and engine on a GPU.")
     parser.add_argument("--only", action="append", choices=PARTS, help="run this part; may be given several times")
     chosen = parser.parse_args(arguments).only or PARTS
+    if lacking := missing_requirements() or missing_gpu():
+        sys.stderr.write(told(lacking))
+        return CANNOT
+    return check(chosen)
+
+
+def missing_gpu() -> list[str]:
+    """As `missing_requirements`."""
     import torch
 
     if torch.cuda.is_available():
-        return check(chosen)
-    sys.stderr.write("gpu-check: torch sees no CUDA device here, so nothing was checked; run it on a GPU machine.\n")
-    return CANNOT
+        return []
+    return ["torch sees no CUDA device here, so nothing was checked; run it on a GPU machine"]
 
 
 if __name__ == "__main__":
