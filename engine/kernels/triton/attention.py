@@ -9,11 +9,25 @@ from torch import Tensor
 
 from engine.kernels.triton.launch import Launch, Runner, Scratch
 from engine.kernels.triton.plan import Plans
-from engine.kernels.triton.table import ATTENTION, MIN_DOT, ROWS, Architecture, AttentionBlocks, phase, rows
+from engine.kernels.triton.table import (
+    ATTENTION,
+    FLOAT32_BYTES,
+    MIN_DOT,
+    ROWS,
+    Architecture,
+    AttentionBlocks,
+    phase,
+    rows,
+)
 from engine.kernels.triton.tiles import dot_narrow, dot_shares, rounded
 from engine.kernels.types import AttentionBatch, KvCache
 
 LOG2_E = math.log2(math.e)
+
+MOST_SPLIT_BYTES = 256 << 20
+"""Of the parts' outputs. Parts are there to occupy a device that few rows leave idle; where they would take more than
+this, there are rows enough, and one long context would ask for gigabytes (4.3 GB of 512 rows, 32 heads and 128k).
+"""
 
 
 @triton.jit(do_not_specialize=["table_stride", "window", "num_parts"])
@@ -187,14 +201,13 @@ class Attention:
         _check(q, kv, layer, batch, num_heads, out)
         if len(q) == 0:
             return
-        step = phase(len(q), len(batch.context_lens), invariant=self._invariant)
-        blocks = ATTENTION[step, self._architecture]
         group, tokens_per_page = num_heads // kv.num_kv_heads, page_tokens(kv, q.dtype)
+        reach = batch.block_tables.shape[1] * tokens_per_page
+        blocks = self._blocks(q, batch, num_heads * kv.head_dim, reach)
         block_g = triton.next_power_of_2(group)
         block_d = max(triton.next_power_of_2(kv.head_dim), MIN_DOT)
         block_q = max(rows(blocks.block_m, q.dtype.itemsize) // block_g, 1) if blocks.partition == 0 else 1
         block_g = max(block_g, MIN_DOT // block_q)
-        reach = batch.block_tables.shape[1] * tokens_per_page
         parts = -(-reach // blocks.partition) if blocks.partition else 1
         work = self._plans.get(batch.query_starts, None, len(q), block_q)
         partial, stats = self._parts(q, kv, num_heads * parts if blocks.partition else 0)
@@ -218,6 +231,14 @@ class Attention:
         self._run(Launch(attend, grid, arguments, constants, blocks.num_warps, blocks.num_stages))
         if blocks.partition:
             self._combine(partial, stats, batch, num_heads, kv.head_dim, out, parts, blocks)
+
+    def _blocks(self, q: Tensor, batch: AttentionBatch, width: int, reach: int) -> AttentionBlocks:
+        """By sizes that a recorded step has in its variant: the number of rows, and how far block tables reach."""
+        step = phase(len(q), len(batch.context_lens), invariant=self._invariant)
+        blocks = ATTENTION[step, self._architecture]
+        if blocks.partition and len(q) * width * -(-reach // blocks.partition) * FLOAT32_BYTES > MOST_SPLIT_BYTES:
+            return ATTENTION["invariant", self._architecture]
+        return blocks
 
     def _parts(self, q: Tensor, kv: KvCache, cells: int) -> tuple[Tensor, Tensor]:
         """Room for (outputs, their statistics) of every token's parts."""

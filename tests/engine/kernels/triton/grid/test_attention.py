@@ -8,6 +8,8 @@ from torch import Tensor
 
 from engine.kernels import KvCache, reference
 from engine.kernels.accuracy import TOLERANCE, error
+from engine.kernels.triton import TritonKernels, attention
+from engine.kernels.triton.launch import Launch, run
 from tests.engine.kernels.cases import Sequences, random_matrix, sequences
 from tests.engine.kernels.triton.grid.device import BF16, DTYPES, FP16, FP32, OnDevice, grid
 
@@ -62,6 +64,30 @@ def test_attention_equals_the_reference_for_every_head_layout(
     case = sequences(lengths, dtype, *heads)
     q = queries(case, dtype)
     assert error(attend(kernels, case, q, dtype), attend(reference, case, q, FP32)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", grid([BF16], list(DTYPES)))
+def test_decode_takes_the_context_whole_where_its_parts_would_take_too_much_memory(
+    kernels: OnDevice, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, names = sequences(STEPS["long"], dtype), list[str]()
+
+    def watched(launch: Launch) -> None:
+        names.append(launch.name)
+        run(launch)
+
+    backend = TritonKernels(watched)
+    backend.scratch.poisoned = True
+    watching = OnDevice(backend, kernels.device)
+    q = queries(case, dtype)
+    num_parts = -(-case.batch.block_tables.shape[1] * case.tokens_per_page // 256)
+    num_bytes = len(q) * case.num_heads * num_parts * case.kv.head_dim * 4
+    expected = attend(reference, case, q, FP32)
+    for bound, launched in ((num_bytes, ["attend", "combine"]), (num_bytes - 1, ["attend"])):
+        monkeypatch.setattr(attention, "MOST_SPLIT_BYTES", bound)
+        names.clear()
+        assert error(attend(watching, case, q, dtype), expected) < TOLERANCE[dtype]
+        assert [name for name in names if name != "list_items"] == launched
 
 
 def rope_table(positions: int, rotary_dim: int) -> Tensor:
