@@ -3,11 +3,10 @@
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,6 +15,8 @@ from engine.types import Request, SamplingParams
 
 FIRST_TOKEN_ID = 3
 WARM_STEPS = 3
+WARM_CONTEXT = 512
+TRACED_STEPS = 6
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ def requests_of(case: Case, vocabulary: int, new_tokens: int) -> list[Request]:
 
 def measure_case(engine: Engine, case: Case, decode_steps: int, wait: Callable[[], None]) -> Speed:
     """Compute all prompts, then time decode steps. `wait` holds the host until the device is done."""
+    _warm_up(engine, case)
+    wait()
     requests = requests_of(case, engine.model_config.vocab_size, decode_steps + WARM_STEPS + case.requests + 8)
     ids = [engine.add(request) for request in requests]
     started = time.perf_counter()
@@ -84,6 +87,13 @@ def measure_case(engine: Engine, case: Case, decode_steps: int, wait: Callable[[
     return Speed(case.name, case.requests * case.context / prefill_s, case.requests / decode_s)
 
 
+def _warm_up(engine: Engine, case: Case) -> None:
+    """A short copy of the case: kernels are compiled, libraries started and adapters brought in before it is timed."""
+    short = replace(case, context=min(case.context, WARM_CONTEXT))
+    with _decoding(engine, short, case.requests + 8):
+        time_steps(engine, 0, 1)
+
+
 def time_steps(engine: Engine, warm: int, count: int) -> float:
     """Mean seconds of a step; every step ends when its tokens are on the host."""
     times = []
@@ -94,62 +104,83 @@ def time_steps(engine: Engine, warm: int, count: int) -> float:
     return statistics.mean(times[warm:])
 
 
-def measure_overlap(
-    engine: Engine, hot: Case, cold: Sequence[str], steps: int, wait: Callable[[], None], trace: Path | None = None
-) -> Overlap:
-    """Decode of `hot` alone, then while `cold` adapters come in one after the other."""
-    budget = (steps + 8) * (len(cold) + 2) + hot.requests + 64
-    ids = [engine.add(request) for request in requests_of(hot, engine.model_config.vocab_size, budget)]
-    while engine.num_uncomputed:
-        engine.step()
-    for name in cold:
-        engine.evict_adapter(name)
-    quiet = time_steps(engine, WARM_STEPS, steps)
-    busy: list[float] = []
-    arrivals: list[float] = []
-    with _profile(trace) as profile:
+def measure_overlap(engine: Engine, hot: Case, cold: Sequence[str], steps: int, wait: Callable[[], None]) -> Overlap:
+    """Decode of `hot` alone, then while `cold` adapters come in from the host tier one after the other."""
+    budget = (steps + 16) * (2 * len(cold) + 2) + hot.requests + 64
+    with _decoding(engine, hot, budget):
+        for name in cold:  # from their files into the host tier, and compiling what the measured ones use
+            _bring_in(engine, name)
         for name in cold:
-            _bring_in(engine, name, steps, busy, arrivals)
+            engine.evict_adapter(name)
+        quiet = time_steps(engine, WARM_STEPS, steps)
+        arrivals = [_bring_in(engine, name) for name in cold]
         wait()
-    if profile is not None and trace is not None:
-        profile.export_chrome_trace(str(trace))
-    for request_id in ids:
-        engine.cancel(request_id)
-    busy_s = statistics.mean(busy)
+    busy = statistics.mean(seconds for arrival in arrivals for seconds in arrival.busy_steps_s)
     return Overlap(
         adapter_bytes=max(engine.adapters[name].num_bytes for name in cold),
         quiet_step_s=quiet,
-        busy_step_s=busy_s,
-        step_cost=1 - quiet / busy_s,
-        arrival_s=statistics.median(arrivals),
+        busy_step_s=busy,
+        step_cost=1 - quiet / busy,
+        arrival_s=statistics.median(arrival.seconds for arrival in arrivals),
     )
 
 
-def _profile(trace: Path | None) -> Any:
-    if trace is None:
-        return nullcontext()
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    return torch.profiler.profile(activities=activities)
+@contextmanager
+def _decoding(engine: Engine, case: Case, new_tokens: int) -> Iterator[None]:
+    """All prompts of the case are computed, and every step makes a token of each request until the end."""
+    ids = [engine.add(request) for request in requests_of(case, engine.model_config.vocab_size, new_tokens)]
+    while engine.num_uncomputed:
+        engine.step()
+    yield
+    ran_throughout = [engine.cancel(request_id) for request_id in ids]
+    assert all(ran_throughout), f"{new_tokens} tokens a request did not last; the steps were not those of {case.name}"
 
 
-def _bring_in(engine: Engine, name: str, steps: int, busy: list[float], arrivals: list[float]) -> None:
-    """One token by a cold adapter, while the others decode; the step that computes its prompt is not their loss."""
-    asked = engine.add(Request(prompt_token_ids=[FIRST_TOKEN_ID], adapter=name, sampling=SamplingParams(max_tokens=1)))
+@dataclass(frozen=True)
+class _Arrival:
+    """Of a cold adapter: seconds from its request to its first token, and those of each step meanwhile.
+
+    The step that computes its prompt is not the others' loss.
+    """
+
+    seconds: float
+    busy_steps_s: list[float]
+
+
+def _bring_in(engine: Engine, name: str) -> _Arrival:
+    """One token by a cold adapter, while the others decode."""
+    asked = engine.add(_one_token_of(name))
     began = time.perf_counter()
-    is_there = False
-    for _ in range(steps):
+    busy: list[float] = []
+    while True:
         started = time.perf_counter()
         finished = engine.step()
         now = time.perf_counter()
         if any(output.request_id == asked for output in finished):
-            arrivals.append(now - began)
-            is_there = True
-        else:
-            busy.append(now - started)
-    while not is_there:
-        is_there = any(output.request_id == asked for output in engine.step())
-        if is_there:
-            arrivals.append(time.perf_counter() - began)
+            return _Arrival(now - began, busy)
+        busy.append(now - started)
+
+
+def _one_token_of(name: str) -> Request:
+    return Request(prompt_token_ids=[FIRST_TOKEN_ID], adapter=name, sampling=SamplingParams(max_tokens=1))
+
+
+def trace_arrival(engine: Engine, hot: Case, cold: str, wait: Callable[[], None], trace: Path) -> None:
+    """Profile some steps of `hot` in which a cold adapter comes in: a Chrome trace, gzipped if it is named .gz."""
+    with _decoding(engine, hot, WARM_STEPS + TRACED_STEPS + hot.requests + 8):
+        engine.evict_adapter(cold)
+        time_steps(engine, 0, WARM_STEPS)
+        with torch.profiler.profile(activities=_activities()) as profile:
+            asked = engine.add(_one_token_of(cold))
+            time_steps(engine, 0, TRACED_STEPS)
+            wait()
+        engine.cancel(asked)
+    profile.export_chrome_trace(str(trace))
+
+
+def _activities() -> list[torch.profiler.ProfilerActivity]:
+    known = torch.profiler.ProfilerActivity
+    return [known.CPU, known.CUDA] if torch.cuda.is_available() else [known.CPU]
 
 
 def load_adapters(engine: Engine, directories: Sequence[Path], count: int) -> None:

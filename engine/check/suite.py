@@ -9,7 +9,7 @@ import torch
 
 from engine.check.model import RandomModel, random_adapter, random_model
 from engine.check.peer import measure_peft
-from engine.check.speed import Case, Overlap, Speed, load_adapters, measure_case, measure_overlap
+from engine.check.speed import Case, Overlap, Speed, load_adapters, measure_case, measure_overlap, trace_arrival
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kernels.triton.cost import LLAMA, RATIO_KEPT, Load, decode_step, ratio
@@ -115,9 +115,11 @@ def measure_engine(
     wait: Callable[[], None],
     trace: Path | None,
 ) -> None:
-    """Everything but the peer, on one random model."""
+    """Everything but the peer, on one random model. `trace` is written last: profiling disturbs what comes after."""
     _free(scale)
     model, adapters = _random_model(scale, directory)
+    report.invariant = _measure_invariant(scale, model, adapters, make_engine, wait)
+    _free(scale)
     where, dtype = torch.device(scale.device), getattr(torch, scale.dtype)
     cold = random_adapter(directory / "cold", scale.shape, scale.cold_rank, dtype, where)
     engine = _engine(scale, model, make_engine, batch_invariant=False)
@@ -125,14 +127,19 @@ def measure_engine(
     for case in scale.cases:
         report.rows.append(_row(scale, case, measure_case(engine, case, scale.decode_steps, wait), report.rows))
     report.plain = measure_case(engine, scale.peft, scale.decode_steps, wait)
-    report.overlap = _measure_overlap(scale, engine, cold, wait, trace)
+    report.overlap = _measure_overlap(scale, engine, cold, wait)
+    if trace is not None:
+        trace_arrival(engine, scale.overlap, _cold_names(scale)[0], wait, trace)
     del engine
     _free(scale)
-    invariant_engine = _engine(scale, model, make_engine, batch_invariant=True)
-    load_adapters(invariant_engine, adapters, scale.peft.adapters)
-    report.invariant = measure_case(invariant_engine, scale.peft, scale.decode_steps, wait)
-    del invariant_engine
-    _free(scale)
+
+
+def _measure_invariant(
+    scale: Scale, model: RandomModel, adapters: list[Path], make_engine: MAKES_ENGINE, wait: Callable[[], None]
+) -> Speed:
+    engine = _engine(scale, model, make_engine, batch_invariant=True)
+    load_adapters(engine, adapters, scale.peft.adapters)
+    return measure_case(engine, scale.peft, scale.decode_steps, wait)
 
 
 def measure_peer(scale: Scale, directory: Path, wait: Callable[[], None]) -> PeftReport:
@@ -165,11 +172,15 @@ def _engine(scale: Scale, model: RandomModel, make_engine: MAKES_ENGINE, *, batc
     return make_engine(config, weights=model.weights)
 
 
-def _measure_overlap(scale: Scale, engine: Engine, cold: Path, wait: Callable[[], None], trace: Path | None) -> Overlap:
-    names = [f"cold {index}" for index in range(scale.cold)]
+def _measure_overlap(scale: Scale, engine: Engine, cold: Path, wait: Callable[[], None]) -> Overlap:
+    names = _cold_names(scale)
     for name in names:
         engine.load_adapter(name, cold)
-    return measure_overlap(engine, scale.overlap, names, scale.decode_steps, wait, trace)
+    return measure_overlap(engine, scale.overlap, names, scale.decode_steps, wait)
+
+
+def _cold_names(scale: Scale) -> list[str]:
+    return [f"cold {index}" for index in range(scale.cold)]
 
 
 def _free(scale: Scale) -> None:

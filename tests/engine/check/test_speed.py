@@ -1,0 +1,56 @@
+"""What is timed of the engine, and what is not, on a tiny model with the CPU as the device."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from engine import Engine, EngineConfig
+from engine.backend import Backend
+from engine.check.speed import Case, load_adapters, measure_case, measure_overlap, trace_arrival
+from engine.device import CpuDevice
+from engine.kernels import fallback, load_cpu_kernels
+from tests.builders import lora_adapter, tiny_llama
+
+pytestmark = pytest.mark.skipif(
+    load_cpu_kernels() is fallback and "CI" not in os.environ, reason="torch's own operators know no padded rows"
+)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    root = tmp_path_factory.mktemp("speed")
+    model = tiny_llama(root / "model")
+    config = EngineConfig(model, dtype="float32", threads=1, tokens_per_page=8, pool_bytes=2**23, max_batch_size=6)
+    engine = Engine(config, Backend(CpuDevice(), load_cpu_kernels(), is_remote=True))
+    load_adapters(engine, [lora_adapter(root / str(rank), model, rank=rank) for rank in (2, 4)], 4)
+    return engine
+
+
+def test_a_case_ends_with_an_engine_that_is_idle(engine: Engine) -> None:
+    speed = measure_case(engine, Case(3, 2, 12), 4, lambda: None)
+    assert speed.prefill_tokens_per_s > 0
+    assert speed.decode_tokens_per_s > 0
+    assert not engine.has_work
+
+
+def test_cold_adapters_come_from_the_host_tier_while_they_are_timed(engine: Engine) -> None:
+    """Each of them twice: from its file, which is not timed, and then without reading it again."""
+    before = engine.adapter_traffic.loads
+    found = measure_overlap(engine, Case(3, 2, 12), ["2", "3"], 4, lambda: None)
+    assert engine.adapter_traffic.loads > before
+    assert found.adapter_bytes > 0
+    assert min(found.quiet_step_s, found.busy_step_s, found.arrival_s) > 0
+    assert found.arrival_s > found.busy_step_s / 2
+    assert not engine.has_work
+
+
+def test_the_trace_is_of_steps_beside_a_transfer(engine: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    trace_arrival(engine, Case(3, 2, 12), "3", lambda: None, path)
+    with gzip.open(path, "rt") as lines:
+        events = json.load(lines)["traceEvents"]
+    assert any("index_copy" in str(event.get("name")) for event in events)
+    assert not engine.has_work
