@@ -128,6 +128,7 @@ def measure_overlap(engine: Engine, hot: Case, cold: Sequence[str], steps: int, 
 @contextmanager
 def _decoding(engine: Engine, case: Case, new_tokens: int) -> Iterator[None]:
     """All prompts of the case are computed, and every step makes a token of each request until the end."""
+    engine.generate([_one_token_of(name) for name in numbered(case.adapters)])  # so that none waits while others decode
     ids = [engine.add(request) for request in requests_of(case, engine.model_config.vocab_size, new_tokens)]
     while engine.num_uncomputed:
         engine.step()
@@ -183,7 +184,16 @@ def _activities() -> list[torch.profiler.ProfilerActivity]:
     return [known.CPU, known.CUDA] if torch.cuda.is_available() else [known.CPU]
 
 
-def load_adapters(engine: Engine, directories: Sequence[Path], count: int) -> None:
-    """Adapters "0" to count - 1, each with pages of its own, from the directories in turn."""
-    for index in range(count):
-        engine.load_adapter(str(index), directories[index % len(directories)])
+def load_adapters(engine: Engine, directories: Sequence[Path], names: Sequence[str]) -> None:
+    """From the directories in turn, each of which is read and hashed once; every name has pages of its own.
+
+    They are filled once a request needs them.
+    """
+    checked = [engine.check_adapter(directory) for directory in directories]
+    for index, name in enumerate(names):
+        engine.admit_adapter(name, checked[index % len(checked)])
+
+
+def numbered(count: int) -> list[str]:
+    """The names that the requests of a case use."""
+    return [str(index) for index in range(count)]

@@ -9,7 +9,16 @@ import torch
 
 from engine.check.model import RandomModel, random_adapter, random_model
 from engine.check.peer import measure_peft
-from engine.check.speed import Case, Overlap, Speed, load_adapters, measure_case, measure_overlap, trace_arrival
+from engine.check.speed import (
+    Case,
+    Overlap,
+    Speed,
+    load_adapters,
+    measure_case,
+    measure_overlap,
+    numbered,
+    trace_arrival,
+)
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kernels.triton.cost import LLAMA, RATIO_KEPT, Load, decode_step, ratio
@@ -123,7 +132,7 @@ def measure_engine(
     where, dtype = torch.device(scale.device), getattr(torch, scale.dtype)
     cold = random_adapter(directory / "cold", scale.shape, scale.cold_rank, dtype, where)
     engine = _engine(scale, model, make_engine, batch_invariant=False)
-    load_adapters(engine, adapters, scale.num_adapters)
+    load_adapters(engine, adapters, numbered(scale.num_adapters))
     for case in scale.cases:
         report.rows.append(_row(scale, case, measure_case(engine, case, scale.decode_steps, wait), report.rows))
     report.plain = measure_case(engine, scale.peft, scale.decode_steps, wait)
@@ -138,7 +147,7 @@ def _measure_invariant(
     scale: Scale, model: RandomModel, adapters: list[Path], make_engine: MAKES_ENGINE, wait: Callable[[], None]
 ) -> Speed:
     engine = _engine(scale, model, make_engine, batch_invariant=True)
-    load_adapters(engine, adapters, scale.peft.adapters)
+    load_adapters(engine, adapters, numbered(scale.peft.adapters))
     return measure_case(engine, scale.peft, scale.decode_steps, wait)
 
 
@@ -174,8 +183,7 @@ def _engine(scale: Scale, model: RandomModel, make_engine: MAKES_ENGINE, *, batc
 
 def _measure_overlap(scale: Scale, engine: Engine, cold: Path, wait: Callable[[], None]) -> Overlap:
     names = _cold_names(scale)
-    for name in names:
-        engine.load_adapter(name, cold)
+    load_adapters(engine, [cold], names)
     return measure_overlap(engine, scale.overlap, names, scale.decode_steps, wait)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from engine import Engine, EngineConfig
+from engine import CheckedAdapter, Engine, EngineConfig
 from engine.backend import Backend
-from engine.check.speed import Case, load_adapters, measure_case, measure_overlap, trace_arrival
+from engine.check.speed import Case, load_adapters, measure_case, measure_overlap, numbered, trace_arrival
 from engine.device import CpuDevice
 from engine.kernels import fallback, load_cpu_kernels
 from tests.builders import lora_adapter, tiny_llama
@@ -25,8 +25,23 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     model = tiny_llama(root / "model")
     config = EngineConfig(model, dtype="float32", threads=1, tokens_per_page=8, pool_bytes=2**23, max_batch_size=6)
     engine = Engine(config, Backend(CpuDevice(), load_cpu_kernels(), is_remote=True))
-    load_adapters(engine, [lora_adapter(root / str(rank), model, rank=rank) for rank in (2, 4)], 4)
+    load_adapters(engine, [lora_adapter(root / str(rank), model, rank=rank) for rank in (2, 4)], numbered(4))
     return engine
+
+
+def test_a_directory_is_checked_once_whatever_names_it_gets(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, checks = lora_adapter(tmp_path / "a", engine.config.model_dir, rank=3), list[Path | str]()
+
+    def check(directory: Path | str) -> CheckedAdapter:
+        checks.append(directory)
+        return Engine.check_adapter(engine, directory)
+
+    monkeypatch.setattr(engine, "check_adapter", check)
+    load_adapters(engine, [path], ["x", "y", "z"])
+    assert checks == [path]
+    assert {"x", "y", "z"} <= set(engine.adapters)
 
 
 def test_a_case_ends_with_an_engine_that_is_idle(engine: Engine) -> None:
