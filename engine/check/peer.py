@@ -49,11 +49,14 @@ def _measure(peer: Any, model: RandomModel, case: Case, decode_steps: int, wait:
 
 
 def _with_adapters(model: RandomModel, directories: Sequence[Path], count: int) -> Any:
-    """In the base model's type, as the engine has them: PEFT would widen them to float32."""
+    """In the base model's type, as the engine has them: PEFT would widen them to float32.
+
+    Their matrices are taken from the files as they are, not drawn at random first.
+    """
     from peft import PeftModel
 
-    peer = PeftModel.from_pretrained(model.peer, directories[0], adapter_name="0", autocast_adapter_dtype=False)
+    how: dict[str, Any] = {"autocast_adapter_dtype": False, "low_cpu_mem_usage": True}
+    peer: Any = PeftModel.from_pretrained(model.peer, directories[0], adapter_name="0", **how)
     for index in range(1, count):
-        directory = directories[index % len(directories)]
-        peer.load_adapter(directory, adapter_name=str(index), autocast_adapter_dtype=False)
+        peer.load_adapter(directories[index % len(directories)], adapter_name=str(index), **how)
     return peer.eval()

@@ -46,6 +46,7 @@ class Scale:
     cold: int
     cold_rank: int
     decode_steps: int
+    peft_steps: int
     pool_bytes: int
     host_bytes: int
 
@@ -76,6 +77,7 @@ LLAMA_SCALE = Scale(
     cold=8,
     cold_rank=16,
     decode_steps=32,
+    peft_steps=8,
     pool_bytes=44 * GIB,
     host_bytes=4 * GIB,
 )
@@ -155,7 +157,7 @@ def measure_peer(scale: Scale, directory: Path, wait: Callable[[], None]) -> Pef
     """transformers and PEFT on a model of their own, which they change."""
     _free(scale)
     model, adapters = _random_model(scale, directory)
-    found = measure_peft(model, adapters, scale.peft, scale.decode_steps, wait)
+    found = measure_peft(model, adapters, scale.peft, scale.peft_steps, wait)
     return PeftReport(scale.peft.name, found)
 
 

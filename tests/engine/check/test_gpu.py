@@ -38,6 +38,7 @@ TINY = Scale(
     cold=2,
     cold_rank=4,
     decode_steps=4,
+    peft_steps=2,
     pool_bytes=2**23,
     host_bytes=2**23,
 )
