@@ -1,7 +1,8 @@
 """A base model of random weights in memory, transformers' own so that peers fit, and random adapters for it on disk."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,13 +55,24 @@ def random_model(
         bos_token_id=None,
     )
     torch.manual_seed(0)
-    with where:
+    with where, default_dtype(dtype):
         peer: Any = LlamaForCausalLM(config)
-    peer = peer.to(dtype).eval().requires_grad_(False)
+    peer = peer.eval().requires_grad_(False)
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(directory)
     _write_tokenizer(directory)
     return RandomModel(directory, shape, peer)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """What is made within has this type from the start: 8 billion weights in float32 first would be 32 GB more."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _write_tokenizer(directory: Path) -> None:
