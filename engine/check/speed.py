@@ -168,7 +168,8 @@ def _one_token_of(name: str) -> Request:
 
 def trace_arrival(engine: Engine, hot: Case, cold: str, wait: Callable[[], None], trace: Path) -> None:
     """Profile some steps of `hot` in which a cold adapter comes in: a Chrome trace, gzipped if it is named .gz."""
-    with _decoding(engine, hot, WARM_STEPS + TRACED_STEPS + hot.requests + 8):
+    with _decoding(engine, hot, 8 * (WARM_STEPS + TRACED_STEPS) + hot.requests):
+        _bring_in(engine, cold)
         engine.evict_adapter(cold)
         time_steps(engine, 0, WARM_STEPS)
         with torch.profiler.profile(activities=_activities()) as profile:

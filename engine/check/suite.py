@@ -26,6 +26,7 @@ from engine.kernels.triton.shapes import ModelShape
 
 MAKES_ENGINE = Callable[..., Engine]
 GIB = 1 << 30
+COLD = "cold"
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,6 @@ def measure_engine(
     """Everything but the peer, on one random model. `trace` is written last: profiling disturbs what comes after."""
     _free(scale)
     model, adapters = _random_model(scale, directory)
-    report.invariant = _measure_invariant(scale, model, adapters, make_engine, wait)
-    _free(scale)
     where, dtype = torch.device(scale.device), getattr(torch, scale.dtype)
     cold = random_adapter(directory / "cold", scale.shape, scale.cold_rank, dtype, where)
     engine = _engine(scale, model, make_engine, batch_invariant=False)
@@ -139,10 +138,15 @@ def measure_engine(
         report.rows.append(_row(scale, case, measure_case(engine, case, scale.decode_steps, wait), report.rows))
     report.plain = measure_case(engine, scale.peft, scale.decode_steps, wait)
     report.overlap = _measure_overlap(scale, engine, cold, wait)
-    if trace is not None:
-        trace_arrival(engine, scale.overlap, _cold_names(scale)[0], wait, trace)
     del engine
     _free(scale)
+    report.invariant = _measure_invariant(scale, model, adapters, make_engine, wait)
+    _free(scale)
+    if trace is not None:
+        engine = _engine(scale, model, make_engine, batch_invariant=False)
+        load_adapters(engine, adapters, numbered(scale.overlap.adapters))
+        load_adapters(engine, [cold], [COLD])
+        trace_arrival(engine, scale.overlap, COLD, wait, trace)
 
 
 def _measure_invariant(
@@ -184,13 +188,9 @@ def _engine(scale: Scale, model: RandomModel, make_engine: MAKES_ENGINE, *, batc
 
 
 def _measure_overlap(scale: Scale, engine: Engine, cold: Path, wait: Callable[[], None]) -> Overlap:
-    names = _cold_names(scale)
+    names = [f"{COLD} {index}" for index in range(scale.cold)]
     load_adapters(engine, [cold], names)
     return measure_overlap(engine, scale.overlap, names, scale.decode_steps, wait)
-
-
-def _cold_names(scale: Scale) -> list[str]:
-    return [f"cold {index}" for index in range(scale.cold)]
 
 
 def _free(scale: Scale) -> None:

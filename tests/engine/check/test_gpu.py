@@ -59,8 +59,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> EngineReport:
         pytest.skip("torch's own operators know no rows that are padding")
     backend = Backend(CpuDevice(), load_cpu_kernels(), is_remote=True)
     make_engine = partial(Engine, backend=backend)
-    found = EngineReport()
-    measure_engine(found, TINY, tmp_path_factory.mktemp("check"), make_engine, lambda: None, None)
+    found, directory = EngineReport(), tmp_path_factory.mktemp("check")
+    trace = directory / "trace.json.gz"
+    measure_engine(found, TINY, directory, make_engine, lambda: None, trace)
+    assert trace.exists()
     return found
 
 
