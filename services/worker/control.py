@@ -86,7 +86,6 @@ class ControlReader:
             except UnicodeDecodeError as error:
                 header_names.tolerate()
                 _log.warning("A header's name is not UTF-8", action="header_name_mended", reason=str(error))
-                continue
             except (KafkaError, OSError) as error:
                 reason = str(kafka.translated(error, self._settings))
                 telemetry.alarm(_log, "Cancellations cannot be read", action="control_failed", reason=reason)
