@@ -200,7 +200,7 @@ class _Run:
         best_peer = max(peers.get("faststream", 0.0), peers.get("faststream_16", 0.0))
         return ServiceReport(
             jobs_per_s=round(jobs_per_s, 1),
-            wall_s=round(wall_s, 3),
+            wall_s=round(wall_s, 6),
             p50_ms=round(percentile(latency.ordered, 0.5), 1) if latency else None,
             p99_ms=round(percentile(latency.ordered, 0.99), 1) if latency else None,
             max_ms=round(latency.ordered[-1], 1) if latency else None,
