@@ -10,6 +10,10 @@ running sequences give way to it, each at most once in its life.
 An adapter that is not in the pool is asked for as soon as there are pages for it, also for sequences whose turn has not
 come. While it is on its way its sequences compute nothing, take no place in the batch, and hold up nobody; the transfer
 counts as a user of the adapter, so that its pages are nobody else's.
+
+The queue tells what is needed next: idle adapters that waiting sequences want give way last, the first one's last of
+all, and none is sent for in place of one that is wanted sooner. As far as the queue is known that is Belady's rule (IBM
+Systems Journal 5 (2), 1966).
 """
 
 from collections import deque
@@ -120,6 +124,8 @@ class Scheduler:
     def plan(self) -> Plan:
         """The next step, with pages for all of its tokens; without slices only when nothing is ready to compute."""
         self._loads = []
+        wanted = self._wanted()
+        self._residency.put_last(reversed(wanted))
         self._make_way()
         before = self.num_preemptions
         slices: list[Slice] = []
@@ -133,6 +139,7 @@ class Scheduler:
                 budget -= count
         if self.num_preemptions == before:
             self._admit_waiting(slices, budget)
+            self._look_ahead(wanted)
         return Plan(slices, self._loads)
 
     def computed(self, part: Slice) -> None:
@@ -190,6 +197,14 @@ class Scheduler:
             self._residency.let_go(adapter)
         sequence.pages, sequence.num_shared = [], 0
 
+    def _wanted(self) -> dict[AdapterPages, Sequence]:
+        """Adapters of waiting sequences, each with the first that wants it, in the order of these."""
+        wanted: dict[AdapterPages, Sequence] = {}
+        for sequence in islice(self._waiting, LOOK_AHEAD):
+            if (owner := sequence.adapter_owner) is not None:
+                wanted.setdefault(owner, sequence)
+        return wanted
+
     def _make_way(self) -> None:
         """For the first sequence whose patience is over: preempt the youngest until it fits, or none is left to ask."""
         overdue = next((s for s in islice(self._waiting, LOOK_AHEAD) if s.waited_steps > PATIENCE_STEPS), None)
@@ -205,16 +220,14 @@ class Scheduler:
     def _admit_waiting(self, slices: list[Slice], budget: int) -> None:
         """Let waiting sequences run, oldest first, as far as tokens, sequences and pages go.
 
-        Where there is no place left, those whose adapter is not there can still have it sent for.
+        As many as fit into a batch wait among the running ones for adapters on their way.
         """
         num_ready = sum(self._is_ready(sequence) for sequence in self._running)
-        is_full = False
         for sequence in list(islice(self._waiting, LOOK_AHEAD)):
             is_there = self._is_there(sequence)
             if is_there and (budget <= 0 or num_ready >= self._max_batch_size):
-                is_full = True
-            if is_full or (not is_there and len(self._running) - num_ready >= self._max_batch_size):
-                self._look_ahead(sequence)
+                return
+            if not is_there and len(self._running) - num_ready >= self._max_batch_size:
                 continue
             match self._try_admit(sequence):
                 case _Verdict.ADMITTED if self._is_ready(sequence):
@@ -233,14 +246,22 @@ class Scheduler:
         owner = sequence.adapter_owner
         return owner is None or (owner in self._residency and owner.name not in self._arriving)
 
-    def _look_ahead(self, sequence: Sequence) -> None:
-        """Send for the adapter of a sequence that cannot run yet, where that takes nothing from those that run."""
-        owner = sequence.adapter_owner
-        if owner is None or owner in self._residency or len(self._arriving) >= self._max_batch_size:
-            return
-        wanted = sequence.adapter_num_pages + self.pages_for(sequence.num_tokens) + len(self._running)
-        if wanted <= self._residency.num_available:
-            self._send_for(owner, sequence.adapter_num_pages)
+    def _look_ahead(self, wanted: dict[AdapterPages, Sequence]) -> None:
+        """Send for adapters of sequences that cannot run yet, as far as that takes nothing from those that run.
+
+        An idle adapter that is wanted gives way only to one that is wanted sooner and for the next batch, and nobody
+        passes a sequence whose patience is over.
+        """
+        num_sooner = 0
+        num_wanted = sum(self._residency.num_idle_pages_of(owner) for owner in wanted)
+        for rank, (owner, sequence) in enumerate(wanted.items()):
+            if len(self._arriving) >= self._max_batch_size or sequence.waited_steps > PATIENCE_STEPS:
+                return
+            num_kept = num_sooner if rank < self._max_batch_size else num_wanted
+            num_pages = sequence.adapter_num_pages + self.pages_for(sequence.num_tokens) + len(self._running)
+            if owner not in self._residency and num_pages + num_kept <= self._residency.num_available:
+                self._send_for(owner, sequence.adapter_num_pages)
+            num_sooner += self._residency.num_idle_pages_of(owner)
 
     def _send_for(self, adapter: AdapterPages, num_pages: int) -> None:
         """Take an adapter's pages; until it has arrived its transfer is their user."""

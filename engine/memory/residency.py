@@ -1,9 +1,12 @@
 """Who stays in the pool: adapters and shared KV blocks that nobody uses give way, least recently used first.
 
+Who knows what is needed next says so with `put_last`.
+
 Policy only: no tensors, no clock.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from engine.memory.pool import AdapterPages, BlockPage, Owner, PagePool
 from engine.types import PageId
@@ -74,6 +77,16 @@ class Residency:
     def _leave_line(self, owner: Resident) -> None:
         del self._idle[owner]
         self._num_idle_pages -= len(self._pool.pages_of(owner))
+
+    def put_last(self, owners: Iterable[Resident]) -> None:
+        """Idle residents go to the end of the line, in this order, as if they had been used just now."""
+        for owner in owners:
+            if owner in self._idle:
+                self._idle.move_to_end(owner)
+
+    def num_idle_pages_of(self, owner: Resident) -> int:
+        """Pages of a resident that nobody uses; none of one that is used, or not there."""
+        return len(self._pool.pages_of(owner)) if owner in self._idle else 0
 
     def forget(self, owner: Resident) -> None:
         """Give an idle resident's pages back at once; nothing happens when it is not there."""

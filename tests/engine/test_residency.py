@@ -160,9 +160,11 @@ names = st.sampled_from(
 )
 
 
-@given(st.integers(8, 20), st.lists(st.tuples(names, st.sampled_from(["hold", "let go", "take"])), max_size=60))
+@given(
+    st.integers(8, 20), st.lists(st.tuples(names, st.sampled_from(["hold", "let go", "put last", "take"])), max_size=60)
+)
 def test_the_least_recently_used_goes_first(num_pages: int, calls: list[tuple[Resident, str]]) -> None:
-    """Against the plain definition: a list of idle residents in the order in which they were let go."""
+    """Against the plain definition: a list of idle residents in the order in which they were let go or put last."""
     pool = PagePool(num_pages)
     residency = Residency(pool)
     line: list[Resident] = []
@@ -171,7 +173,10 @@ def test_the_least_recently_used_goes_first(num_pages: int, calls: list[tuple[Re
         size = 3 if isinstance(owner, AdapterPages) else 1
         if call == "take":
             owner, size = SequencePages(RequestId("s")), 1  # type: ignore[assignment]
-        if owner in users and call == "hold":
+        if call == "put last":
+            residency.put_last([owner])
+            line = [*(other for other in line if other != owner), *([owner] if owner in line else [])]
+        elif owner in users and call == "hold":
             residency.hold(owner)
             users[owner] += 1
             line = [other for other in line if other != owner]
@@ -179,7 +184,7 @@ def test_the_least_recently_used_goes_first(num_pages: int, calls: list[tuple[Re
             residency.let_go(owner)
             users[owner] -= 1
             line += [owner] if not users[owner] else []
-        elif owner not in users and call != "let go":
+        elif owner not in users and call in ("hold", "take"):
             idle = sum(3 if isinstance(other, AdapterPages) else 1 for other in line)
             assert residency.num_available == pool.num_free + idle
             if size > residency.num_available:

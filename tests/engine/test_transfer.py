@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -204,6 +204,33 @@ def test_the_queue_is_looked_ahead_while_the_batch_is_full(model_dir: Path) -> N
     world.run()
     assert "next" in world.steps[30]
     assert world.finished["next"] == pytest.approx(35 * STEP_S)
+
+
+def fewest_loads(order: list[int], room: int) -> int:
+    """Belady's MIN for adapters of one size, used one after the other: the one whose next use is farthest goes."""
+    there: set[int] = set()
+    loads = 0
+    for at, wanted in enumerate(order):
+        if wanted in there:
+            continue
+        if len(there) == room:
+            later = order[at:]
+            there.remove(max(there, key=lambda other: later.index(other) if other in later else len(order)))
+        there.add(wanted)
+        loads += 1
+    return loads
+
+
+@settings(max_examples=60, deadline=None)
+@given(order=st.lists(st.integers(0, 7), min_size=1, max_size=60), room=st.integers(3, 6))
+@example(order=[0, 1, 2, 3, 4, 5, 6] * 8, room=5)
+def test_a_known_queue_loads_as_little_as_possible(model_dir: Path, order: list[int], room: int) -> None:
+    """No adapter is given up for one that is wanted later: looking ahead costs the room of the one on its way."""
+    world = World(model_dir, num_pages=3 * room + 3, host_pages=40, batch=1)
+    for index, adapter in enumerate(order):
+        world.add(str(index), adapter, 4, 4)
+    world.run()
+    assert world.residency.num_adapter_loads <= fewest_loads(order, room - 1)
 
 
 def test_what_the_host_tier_has_is_not_read_again(model_dir: Path) -> None:
