@@ -1,5 +1,6 @@
 """Adapters on their way hold up nobody: on a fake clock with a fake device, and on the CPU engine with a slow file."""
 
+import itertools
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from torch import Tensor
 from engine import AdapterError, Engine, EngineConfig, Output, Request, SamplingParams
 from engine.device import CpuDevice
 from engine.lora.reading import Task
-from engine.lora.transfer import Arrival, Cargo, StagedLoader
+from engine.lora.transfer import Arrival, Cargo, StagedLoader, neighbours
 from engine.memory.host import HostTier
 from engine.memory.pool import PagePool
 from engine.memory.residency import Residency
@@ -60,7 +61,8 @@ class FakeStream:
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         target.copy_(source)
-        self.lag = max(self.lag, self.clock.now) + (PAGE_COPY_S if target.dtype == torch.uint8 else 0.0)
+        num_pages = len(target) if target.dtype == torch.uint8 else 0
+        self.lag = max(self.lag, self.clock.now) + PAGE_COPY_S * num_pages
 
     def scatter(self, target: Tensor, index: Tensor, source: Tensor) -> None:
         target.index_copy_(0, index, source)
@@ -204,6 +206,14 @@ def test_the_queue_is_looked_ahead_while_the_batch_is_full(model_dir: Path) -> N
     world.run()
     assert "next" in world.steps[30]
     assert world.finished["next"] == pytest.approx(35 * STEP_S)
+
+
+@given(st.lists(st.integers(0, 12), unique=True))
+def test_runs_of_pages_are_whole_in_order_and_as_long_as_can_be(ids: list[int]) -> None:
+    pages = [PageId(each) for each in ids]
+    runs = list(neighbours(pages))
+    assert [page for first, last in runs for page in range(pages[first], pages[first] + last - first)] == pages
+    assert all(pages[last] != pages[last - 1] + 1 for (_, last), _ in itertools.pairwise(runs))
 
 
 def fewest_loads(order: list[int], room: int) -> int:
