@@ -17,7 +17,7 @@ from engine.lora.reading import Reader, ThreadReader
 from engine.lora.store import AdapterStore, LoadedAdapter
 from engine.lora.tables import SlotTables
 from engine.lora.transfer import make_loader
-from engine.memory.pool import PagePool
+from engine.memory.pool import PagePool, SequencePages
 from engine.memory.residency import Residency
 from engine.memory.storage import Storage
 from engine.model.config import read_model_config
@@ -63,7 +63,8 @@ class Engine:
         self._pool = PagePool(self._storage.num_pages)
         self._residency = Residency(self._pool)
         tables = SlotTables(self._storage, is_remote=self._backend.is_remote)
-        loader = make_loader(self._backend, reader or ThreadReader(), self._storage, config.host_bytes)
+        self._reader = reader or ThreadReader()
+        loader = make_loader(self._backend, self._reader, self._storage, config.host_bytes)
         self._adapters = AdapterStore(self._storage, self._pool, self._residency, tables, loader)
         self._decoder = self._make_decoder(dtype, weights or stored_tensors(config.model_dir))
         self._runner = make_runner(config, self._backend, self._decoder, tables, self._storage)
@@ -161,6 +162,26 @@ class Engine:
             raise UnknownAdapterError(f"adapter {name!r} is not loaded")
         self._make_idle(AdapterName(name))
         self._adapters.remove(AdapterName(name))
+
+    def warm_up(self) -> None:
+        """Have the device compile and record what steps need, so that no request waits for that.
+
+        For an engine without requests. On host memory nothing is left to do.
+        """
+        assert not self._requests
+        owner = SequencePages(RequestId("warm-up"))
+        (page,) = self._residency.take(owner, 1)
+        self._runner.warm_up(page)
+        self._pool.release(owner)
+
+    def close(self) -> None:
+        """Wait for what the device was given, and let go of what was recorded and of reading threads.
+
+        No other method may be called afterwards; its memory goes with the last reference to it. May be called twice.
+        """
+        self._reader.close()
+        self._backend.device.finish()
+        self._runner.close()
 
     def _make_idle(self, name: AdapterName) -> None:
         """Wait until an adapter is no longer on its way, so that it can go. Raises AdapterInUseError."""

@@ -2,7 +2,7 @@
 
 Rows are padded to a bucket of the batch size, block tables to one of the context. The work lists that the kernels take
 their rows from are built on the device, so a recording holds for every mix; it ends with the tables' and buffers'
-addresses, or when a larger rank than all before comes.
+addresses, or when an adapter comes whose rank is beyond what the kernels were told.
 """
 
 from collections.abc import Callable
@@ -15,19 +15,20 @@ from engine.device import Device
 from engine.placement import Sizes
 
 Memory = tuple[int, ...]
-"""Of everything that a recording reads or writes, how often it has been replaced by something larger."""
+"""Of all that a recording reads or writes, how often something larger took its place, or the bound of what it holds."""
 
 SMALL_BUCKETS = (1, 2, 4)
 BUCKET_STEP = 8
+FEWEST_BLOCKS = 16
+"""Programs of the attention that find no keys cost less than a recording for each length of short contexts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What else than sizes a recording depends on. `num_segments` 0 is the base model alone, 1 one adapter alone."""
+    """What a recording depends on beside memory. `num_segments` 0 is the base model alone, 1 one adapter alone."""
 
     sizes: Sizes
     num_segments: int
-    rank_bound: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,11 @@ class _Recording:
     logits: Tensor
 
 
+def batch_buckets(most: int) -> list[int]:
+    """All numbers of rows that decode steps are padded to, smallest first."""
+    return sorted({batch_bucket(sequences, most) for sequences in range(1, most + 1)})
+
+
 def batch_bucket(sequences: int, most: int) -> int:
     """The number of rows that a decode step of so many sequences is padded to."""
     small = next((size for size in SMALL_BUCKETS if sequences <= size), None)
@@ -46,7 +52,7 @@ def batch_bucket(sequences: int, most: int) -> int:
 
 def block_bucket(blocks: int) -> int:
     """The length that block tables are padded to."""
-    return 1 << (blocks - 1).bit_length()
+    return max(FEWEST_BLOCKS, 1 << (blocks - 1).bit_length())
 
 
 def sizes_for(batch: StepBatch, max_batch_size: int) -> Sizes | None:
@@ -75,18 +81,21 @@ class Graphs:
         When `memory` is not what it was, nothing lies where the recordings look for it.
         """
         if memory != self._memory:
-            self._recordings.clear()
-            self._device.forget_recordings()
+            self.clear()
             self._memory = memory
         lora = step.lora
-        bound = None if lora is None else lora.tables.rank_bound
-        variant = Variant(sizes, 0 if lora is None else len(lora.segment_slots), bound)
+        variant = Variant(sizes, 0 if lora is None else len(lora.segment_slots))
         found = self._recordings.get(variant)
         if found is None:
             found = self._recordings[variant] = self._record(step)
         else:
             found.replay()
         return found.logits
+
+    def clear(self) -> None:
+        """Drop all recordings."""
+        self._recordings.clear()
+        self._device.forget_recordings()
 
     def _record(self, step: StepBatch) -> _Recording:
         logits: list[Tensor] = []

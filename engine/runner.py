@@ -16,6 +16,8 @@ from engine.placement import arrays_of, padded, with_tensors, without_mix
 from engine.sampling import Choices, Sampled, choices_of, choose, read, result_size, sample
 from engine.sequence import Sequence as Running
 from engine.staging import Staging
+from engine.types import PageId
+from engine.warmup import Extent, idle_steps
 
 BYTES_PER_TOKEN = 8
 BYTES_PER_SEQUENCE = 64
@@ -27,6 +29,12 @@ class Runner(Protocol):
 
     def run(self, batch: StepBatch, rows: Sequence[Running]) -> list[Sampled]:
         """Store the step's keys and values and choose the next token of each sampled row."""
+
+    def warm_up(self, page: PageId) -> None:
+        """Do what is done once for every kind of step, on a page that is nobody's, and wait for it."""
+
+    def close(self) -> None:
+        """Drop what was recorded."""
 
 
 class LocalRunner:
@@ -41,6 +49,12 @@ class LocalRunner:
             logits = self._decoder.forward(batch)
             return sample(logits, rows, self._kernels) if rows else []
 
+    def warm_up(self, page: PageId) -> None:
+        """See `Runner.warm_up`: the operators were compiled when they were loaded."""
+
+    def close(self) -> None:
+        """See `Runner.close`: nothing is recorded."""
+
 
 class RemoteRunner:
     """Operators of a device: metadata goes there by one copy, decode steps are recorded, sampled tokens come back."""
@@ -50,6 +64,8 @@ class RemoteRunner:
     ) -> None:
         self._backend, self._decoder, self._tables = backend, decoder, tables
         self._max_batch_size = config.max_batch_size
+        length = min(decoder.max_tokens, config.max_batch_tokens)
+        self._extent = Extent(config.max_batch_size, config.max_batch_tokens, length, storage.tokens_per_page)
         blocks = -(-decoder.max_tokens // storage.tokens_per_page)
         per_sequence = BYTES_PER_SEQUENCE + 2 * blocks * 4
         num_bytes = config.max_batch_tokens * BYTES_PER_TOKEN + config.max_batch_size * per_sequence + SPARE_BYTES
@@ -80,6 +96,16 @@ class RemoteRunner:
                 return []
             return read(self._fetch(choose(logits[: len(rows)], choices, self._backend.kernels)), rows)
 
+    def warm_up(self, page: PageId) -> None:
+        """See `Runner.warm_up`."""
+        for batch, rows in idle_steps(self._extent, self._tables.layers, page):
+            self.run(batch, rows)
+
+    def close(self) -> None:
+        """See `Runner.close`."""
+        if self.graphs is not None:
+            self.graphs.clear()
+
     def _fetch(self, result: torch.Tensor) -> torch.Tensor:
         """In host memory: the only time in a step that the host waits for the device."""
         here, stream = self._results[: len(result)], self._backend.device.compute
@@ -89,7 +115,7 @@ class RemoteRunner:
 
     def _memory(self) -> Memory:
         """Not addresses: new tensors of other strides may come to lie where the old ones did."""
-        return self._staging.generation, self._tables.generation
+        return self._staging.generation, self._tables.generation, self._tables.layers.rank_bound or 0
 
 
 def make_runner(

@@ -34,7 +34,7 @@ class Staging:
         self._read: list[Event | None] = [None, None]
         self._turn = 0
         self._there = self._device.zeros(num_bytes)
-        self._view = functools.lru_cache(VIEWS_KEPT)(self._make_view)
+        self._view = functools.lru_cache(VIEWS_KEPT)(functools.partial(_view_of, self._there))
 
     def send(self, arrays: Sequence[Array]) -> list[Tensor]:
         """The arrays on the device, valid for what is computed before the next call."""
@@ -67,7 +67,8 @@ class Staging:
         self._allocate(1 << (num_bytes - 1).bit_length())
         self.generation += 1
 
-    def _make_view(self, offset: int, dtype: str, shape: tuple[int, ...]) -> Tensor:
-        kind = torch.from_numpy(np.empty(0, dtype)).dtype
-        size = math.prod(shape) * kind.itemsize
-        return self._there[offset : offset + size].view(kind).view(shape)
+
+def _view_of(there: Tensor, offset: int, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    kind = torch.from_numpy(np.empty(0, dtype)).dtype
+    size = math.prod(shape) * kind.itemsize
+    return there[offset : offset + size].view(kind).view(shape)

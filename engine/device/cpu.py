@@ -62,3 +62,6 @@ class CpuDevice:
 
     def forget_recordings(self) -> None:
         """See `Device.forget_recordings`: there is no memory of theirs."""
+
+    def finish(self) -> None:
+        """See `Device.finish`."""

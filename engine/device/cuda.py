@@ -77,15 +77,25 @@ class CudaDevice:
         return torch.zeros(max(num_bytes, 1), dtype=torch.uint8, pin_memory=True)[:num_bytes]
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """See `Device.record`: a CUDA graph. The first call is for real: it compiles and sizes what the second uses."""
+        """See `Device.record`: a CUDA graph. The first call is for real: it compiles and sizes what the second uses.
+
+        What fails in the second is raised; the memory of a capture that failed is not used for another.
+        """
         work()
-        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         pool, stream = self._graph_memory, self._capturing
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            work()
+        try:
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                work()
+        except BaseException:
+            self.forget_recordings()
+            raise
         return graph.replay
 
     def forget_recordings(self) -> None:
         """See `Device.forget_recordings`: torch refuses to capture into a pool that no graph uses any more."""
         self._graph_memory = torch.cuda.graph_pool_handle()
+
+    def finish(self) -> None:
+        """See `Device.finish`."""
+        torch.cuda.synchronize(self.where)

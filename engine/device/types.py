@@ -57,3 +57,6 @@ class Device(Protocol):
 
     def forget_recordings(self) -> None:
         """All that was recorded has been dropped: the memory it worked in is not used for what is recorded next."""
+
+    def finish(self) -> None:
+        """Hold the caller until all that was given to the device has been done."""

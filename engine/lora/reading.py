@@ -29,6 +29,9 @@ class Reader(Protocol):
     def wait(self, timeout_s: float) -> None:
         """Hold the caller until some task ends, or no longer than that."""
 
+    def close(self) -> None:
+        """Begin nothing more. What runs keeps the memory that it writes to, and is not waited for."""
+
 
 class ThreadReader:
     """Threads that are started when first needed. Each uses one core: a team of its own would disturb the step's."""
@@ -47,3 +50,7 @@ class ThreadReader:
     def wait(self, timeout_s: float) -> None:
         """See `Reader.wait`."""
         wait(self._open, timeout_s, FIRST_COMPLETED)
+
+    def close(self) -> None:
+        """See `Reader.close`."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -11,8 +11,10 @@ from engine.lora.layout import AdapterLayout, Table
 from engine.memory.storage import Storage
 from engine.types import PageId
 
-FIRST_SLOTS = 64
-RANK_STEP = 16
+FIRST_SLOTS = 1024
+FIRST_PAGES = 1024
+"""Of a slot, or all that the pool has: tables that grow later end every recorded step."""
+LEAST_RANK_BOUND = 64
 
 Array = npt.NDArray[np.int32] | npt.NDArray[np.float32]
 
@@ -31,12 +33,12 @@ class SlotTables:
     def __init__(self, storage: Storage, *, is_remote: bool = False) -> None:
         self._storage, self._is_remote = storage, is_remote
         num_layers = len(storage.pool)
-        self.pages = np.zeros((FIRST_SLOTS, 1), np.int32)
+        self.pages = np.zeros((FIRST_SLOTS, min(FIRST_PAGES, storage.num_pages)), np.int32)
         self._layers, self._edges = (_stacked(FIRST_SLOTS, num_layers) for _ in range(2))
         self._free = list(reversed(range(FIRST_SLOTS)))
         self._changed: dict[int, None] = {}
         self.generation = 0
-        self._largest_ranks = [0, 0]
+        self._bounds = [LEAST_RANK_BOUND, LEAST_RANK_BOUND]
         self._wrap()
 
     def _wrap(self) -> None:
@@ -44,7 +46,7 @@ class SlotTables:
         pages, pool = self._tensor(self.pages), self._storage.pool
         self.layers, self.edges = (
             LoraTables(pool, pages, self._tensor(table.parts), self._tensor(table.scales), bound)
-            for table, bound in zip((self._layers, self._edges), self._largest_ranks, strict=True)
+            for table, bound in zip((self._layers, self._edges), self._bounds, strict=True)
         )
         self._changed.clear()
 
@@ -59,8 +61,8 @@ class SlotTables:
         slot = self._free.pop()
         for index, (table, own) in enumerate(((self._layers, layout.layers), (self._edges, layout.edges))):
             table.parts[slot], table.scales[slot] = own.parts, own.scales
-            largest = -(-int(own.parts[..., 1].max()) // RANK_STEP) * RANK_STEP
-            self._largest_ranks[index] = max(self._largest_ranks[index], largest)
+            largest = max(int(own.parts[..., 1].max()), self._bounds[index])
+            self._bounds[index] = 1 << (largest - 1).bit_length()
         self._changed[slot] = None
         self._bound()
         return slot
@@ -70,7 +72,7 @@ class SlotTables:
         layers, edges = self.layers, self.edges
         self.layers, self.edges = (
             LoraTables(old.pool, old.adapter_pages, old.parts, old.scales, bound)
-            for old, bound in zip((layers, edges), self._largest_ranks, strict=True)
+            for old, bound in zip((layers, edges), self._bounds, strict=True)
         )
 
     def place(self, slot: int, pages: Sequence[PageId]) -> None:

@@ -57,10 +57,12 @@ REFUSALS: tuple[tuple[type[EngineError], Refusal], ...] = (
 
 
 def real_engine(config: EngineConfig) -> Any:
-    """The engine itself; imports torch."""
+    """The engine itself, ready for its first request; imports torch."""
     from engine import Engine
 
-    return Engine(config)
+    engine = Engine(config)
+    engine.warm_up()
+    return engine
 
 
 def refusal_of(error: EngineError) -> Refusal:

@@ -1,6 +1,8 @@
 """The way to a device and back, with the CPU as the device: copies, padding and recordings change no bit."""
 
+import gc
 import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from torch import Tensor
 from engine import ConfigurationError, Engine, EngineConfig, Output, Request, SamplingParams
 from engine.backend import Backend
 from engine.device import CpuDevice, open_device
+from engine.graphs import batch_buckets
 from engine.kernels import fallback, load_cpu_kernels
 from engine.runner import RemoteRunner
 from tests.builders import ALL_LINEAR, lora_adapter, tiny_llama
@@ -31,6 +34,13 @@ def adapters(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> list[
     root = tmp_path_factory.mktemp("adapters")
     plain = [lora_adapter(root / str(rank), model_dir, rank=rank, seed=rank) for rank in (2, 9, 33)]
     return [*plain, lora_adapter(root / "e", model_dir, rank=5, targets=(*ALL_LINEAR, "embed_tokens", "lm_head"))]
+
+
+@pytest.fixture
+def _small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables that soon grow."""
+    monkeypatch.setattr("engine.lora.tables.FIRST_SLOTS", 64)
+    monkeypatch.setattr("engine.lora.tables.FIRST_PAGES", 1)
 
 
 class CountingDevice(CpuDevice):
@@ -121,6 +131,46 @@ def test_one_recording_serves_every_mix(model_dir: Path, adapters: list[Path]) -
     assert run(["1"] * 4) == 3
 
 
+@pytest.mark.parametrize("largest", [12, 16])
+def test_a_warm_engine_records_nothing_for_its_requests(model_dir: Path, adapters: list[Path], largest: int) -> None:
+    """Whatever adapters come, up to a rank of 64, and however many sequences are in a batch."""
+    host, remote = engines(model_dir, [], max_batch_size=largest)
+    device, runner = remote._backend.device, remote._runner
+    assert isinstance(device, CountingDevice)
+    assert isinstance(runner, RemoteRunner)
+    remote.warm_up()
+    assert runner.graphs is not None
+    assert len(runner.graphs) == device.recorded == 3 * len(batch_buckets(largest)) - 1
+    for engine in (host, remote):
+        for index, adapter in enumerate(adapters[:3]):
+            engine.load_adapter(str(index), adapter)
+    before = device.recorded
+    for names in ([None], ["1"], [None, "0", "1", "2"]):
+        for count in (1, 3, 5, 11, 20):
+            asked = requests(count, names)
+            assert seen(remote.generate(asked)) == seen(host.generate(asked))
+    assert device.recorded == before
+    assert device.replayed > 20
+
+
+def test_a_closed_engine_leaves_nothing_behind(model_dir: Path, adapters: list[Path]) -> None:
+    """Its memory goes with it, not with the next collection of cycles."""
+    made = list(engines(model_dir, adapters))
+    gc.disable()
+    try:
+        while made:
+            engine = made.pop()
+            engine.warm_up()
+            engine.generate(requests(5, [None, "0", "3"]))
+            engine.close()
+            engine.close()
+            storage = weakref.ref(engine._storage)
+            del engine
+            assert storage() is None
+    finally:
+        gc.enable()
+
+
 def test_a_step_copies_once_there_and_once_back(model_dir: Path, adapters: list[Path]) -> None:
     """Whatever its rows ask of sampling; the copy back is the one time that the host waits."""
     _, remote = engines(model_dir, adapters)
@@ -143,11 +193,12 @@ SAMPLINGS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.usefixtures("_small_tables")
 def test_a_larger_rank_or_new_tables_end_the_recordings(model_dir: Path, adapters: list[Path], tmp_path: Path) -> None:
     host, remote = engines(model_dir, adapters[:1])
     asked = requests(6, [None, "0"])
     assert seen(remote.generate(asked)) == seen(host.generate(asked))
-    wide = lora_adapter(tmp_path / "wide", model_dir, rank=50, seed=9)
+    wide = lora_adapter(tmp_path / "wide", model_dir, rank=70, seed=9)
     for engine in (host, remote):
         engine.load_adapter("wide", wide)
         for index in range(70):
@@ -156,6 +207,7 @@ def test_a_larger_rank_or_new_tables_end_the_recordings(model_dir: Path, adapter
     assert seen(remote.generate(asked)) == seen(host.generate(asked))
 
 
+@pytest.mark.usefixtures("_small_tables")
 def test_the_device_is_told_when_no_recording_is_left(model_dir: Path, adapters: list[Path]) -> None:
     """Before the next is made: what a recording works in ends with the last of them."""
     _, remote = engines(model_dir, adapters[:1])
@@ -173,6 +225,7 @@ def test_the_device_is_told_when_no_recording_is_left(model_dir: Path, adapters:
     assert device.recorded > before[1]
 
 
+@pytest.mark.usefixtures("_small_tables")
 def test_every_growth_is_recorded_anew(model_dir: Path, adapters: list[Path], tmp_path: Path) -> None:
     """Of the tables' rows, of an adapter's pages and of the staging buffers, wherever the new memory lies."""
     _, remote = engines(model_dir, adapters[:1])
@@ -201,6 +254,8 @@ def test_every_growth_is_recorded_anew(model_dir: Path, adapters: list[Path], tm
     assert record() == record() == 4
     runner._staging._grow(2 * len(runner._staging._there))
     assert record() == record() == 5
+    remote.load_adapter("wide", lora_adapter(tmp_path / "wide", model_dir, rank=70))
+    assert record() == record() == 6
 
 
 def test_a_device_that_is_not_there_is_named(model_dir: Path) -> None:

@@ -54,4 +54,4 @@ def test_what_does_not_fit_makes_it_grow_and_says_so() -> None:
 
 def test_buckets() -> None:
     assert [batch_bucket(n, 20) for n in (1, 2, 3, 4, 5, 8, 9, 17, 20)] == [1, 2, 4, 4, 8, 8, 16, 20, 20]
-    assert [block_bucket(n) for n in (1, 2, 3, 9)] == [1, 2, 4, 16]
+    assert [block_bucket(n) for n in (1, 9, 16, 17, 33)] == [16, 16, 16, 32, 64]

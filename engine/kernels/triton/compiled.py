@@ -15,13 +15,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.interpreter import InterpretedFunction
 
 from engine.kernels.triton.cost import report
 from engine.kernels.triton.launch import COMPILER, Argument, Launch
@@ -71,22 +72,47 @@ Read = tuple[str, Architecture, Launch, Facts]
 """A launch that was compiled: the phase and the architecture it is for, and what was found."""
 
 
-def compile_launch(launch: Launch, architecture: Architecture) -> Any:
-    """Triton's compiled kernel, specialised as the launch itself would be."""
-    names = launch.kernel.arg_names
-    free = {p.name for p in launch.kernel.params if p.do_not_specialize}
-    signature: dict[str, str] = {}
+class Special(NamedTuple):
+    """What a kernel is compiled for: types by argument, values that are fixed, arguments that 16 divides, and warps."""
+
+    name: str
+    types: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, object], ...]
+    divisible: tuple[int, ...]
+    num_warps: int
+    num_stages: int
+
+
+def specialisation(launch: Launch) -> Special:
+    """As Triton chooses it when the launch is started; launches that share it share the compiled kernel."""
+    names, free = launch.kernel.arg_names, _free(launch.kernel)
+    types: dict[str, str] = {}
     constants: dict[str, object] = dict(launch.constants)
-    attributes: dict[tuple[int, ...], list[list[str | int]]] = {}
+    divisible: list[int] = []
     for index, (name, value) in enumerate(zip(names, launch.arguments, strict=False)):
         constant = value is None or (isinstance(value, int) and value == 1 and name not in free)
-        signature[name] = "constexpr" if constant else _type(value)
+        types[name] = "constexpr" if constant else _type(value)
         if constant:
             constants[name] = value
         elif name not in free and _divisible(value):
-            attributes[(index,)] = [["tt.divisibility", 16]]
-    signature |= dict.fromkeys(launch.constants, "constexpr")
-    source = ASTSource(launch.kernel, signature, constants, attributes)
+            divisible.append(index)
+    types |= dict.fromkeys(launch.constants, "constexpr")
+    fixed = tuple(types.items()), tuple(constants.items()), tuple(divisible)
+    return Special(launch.name, *fixed, launch.num_warps, launch.num_stages)
+
+
+def _free(kernel: Any) -> set[str]:
+    """Arguments whose values no kernel is compiled for; the interpreter keeps what the decorator was given."""
+    if isinstance(kernel, InterpretedFunction):
+        return set(kernel.kwargs["do_not_specialize"] or ())
+    return {p.name for p in kernel.params if p.do_not_specialize}
+
+
+def compile_launch(launch: Launch, architecture: Architecture) -> Any:
+    """Triton's compiled kernel, specialised as the launch itself would be."""
+    special = specialisation(launch)
+    attributes: Any = {(index,): [["tt.divisibility", 16]] for index in special.divisible}
+    source = ASTSource(launch.kernel, dict(special.types), dict(special.constants), attributes)
     options = {**COMPILER, "num_warps": launch.num_warps, "num_stages": launch.num_stages}
     return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
 
@@ -158,14 +184,9 @@ def _weight_lines() -> Iterator[tuple[str, int]]:
 
 def distinct(launches: Iterable[Launch]) -> list[Launch]:
     """One launch of each that compiles to something of its own."""
-    found: dict[tuple[object, ...], Launch] = {}
+    found: dict[Special, Launch] = {}
     for launch in launches:
-        shape = tuple(
-            (_type(v), _divisible(v), isinstance(v, int) and v == 1) if v is not None else None
-            for v in launch.arguments
-        )
-        key = (launch.name, shape, tuple(launch.constants.items()), launch.num_warps, launch.num_stages)
-        found.setdefault(key, launch)
+        found.setdefault(specialisation(launch), launch)
     return list(found.values())
 
 

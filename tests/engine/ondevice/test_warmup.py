@@ -1,0 +1,70 @@
+"""After a warm-up no request waits for a kernel to be compiled."""
+
+from pathlib import Path
+
+import pytest
+
+from engine import Engine, EngineConfig
+from engine.backend import Backend, open_backend
+from engine.device import CpuDevice
+from engine.kernels.triton import TritonKernels
+from engine.kernels.triton.compiled import specialisation
+from engine.kernels.triton.launch import Launch, run
+from tests.builders import lora_adapter, tiny_llama
+from tests.engine.ondevice.engines import INTERPRETED, request
+
+SIZES = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+SAMPLING_KERNELS = ("logit_stats", "count_likeliest", "draw")
+
+
+@pytest.mark.parametrize("invariant", [False, True], ids=["plain", "invariant"])
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_every_kernel_of_the_requests_was_started_before(tmp_path: Path, most: int, *, invariant: bool) -> None:
+    """Prompts short and long, alone and beside others, with and without adapters, sampled in every way.
+
+    Only the kernels that sample are run: what the others would compute does not choose what is started.
+    """
+    model = tiny_llama(tmp_path / "model", **SIZES)
+    started: set[object] = set()
+
+    def noted(launch: Launch) -> None:
+        started.add(specialisation(launch))
+        if launch.name in SAMPLING_KERNELS:
+            run(launch)
+
+    config = EngineConfig(
+        model,
+        device="cpu" if INTERPRETED else "cuda",
+        dtype="bfloat16",
+        max_batch_size=most,
+        max_batch_tokens=40,
+        pool_bytes=2**21,
+        host_bytes=2**22,
+        threads=1,
+        batch_invariant=invariant,
+    )
+    kernels = TritonKernels(noted, batch_invariant=invariant)
+    device = CpuDevice() if INTERPRETED else open_backend(config).device
+    engine = Engine(config, Backend(device, kernels, is_remote=True))
+    rows = engine._decoder._workspace.sampled(most)
+    rows.normed.zero_()
+    rows.logits.zero_()
+    engine.warm_up()
+    warm = set(started)
+    for index, rank in enumerate((3, 17)):
+        engine.load_adapter(str(index), lora_adapter(tmp_path / str(rank), model, rank=rank, seed=rank))
+    drawn, restricted = {"temperature": 0.9}, {"temperature": 0.7, "top_p": 0.8, "repetition_penalty": 1.2}
+    prompt = list(range(5, 60))
+    asked = [
+        request(None, prompt[:37]),
+        request(0, prompt[:20], **drawn),
+        request(1, [7], **restricted),
+        request(0, prompt),
+        *(request(index % 2, prompt[: 9 * index + 1]) for index in range(5)),
+        *(request(0, [index + 1]) for index in range(5)),
+        *(request(None, [index + 1], **drawn) for index in range(5)),
+    ]
+    assert [output.error for output in engine.generate(asked)] == [None] * len(asked)
+    assert started - warm == set()
+    assert len(warm) > 15
+    engine.close()
