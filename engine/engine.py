@@ -1,7 +1,7 @@
 """The engine: add and cancel requests between steps; each step computes a batch and samples from it."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from types import MappingProxyType
 
@@ -99,6 +99,11 @@ class Engine:
         residency, page = self._residency, self._storage.bytes_per_page_id
         pages_in, pages_out = residency.adapter_pages_in, residency.adapter_pages_out
         return AdapterTraffic(residency.num_adapter_loads, pages_in * page, pages_out * page)
+
+    @property
+    def arriving(self) -> Set[str]:
+        """Adapters on their way into the pool; unloading one of them waits for its end, which `step` takes up."""
+        return self._scheduler.arriving
 
     @property
     def has_work(self) -> bool:

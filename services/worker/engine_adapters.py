@@ -25,7 +25,8 @@ class EngineAdapters:
 
     A load reads and hashes files, which takes as long as their disk likes, so one daemon thread does that in the order
     of the loads; it is as far behind as the parent lets it, who waits for the answer to each. `post` brings what the
-    thread found to the loop, which gives it to `admit`; `send` answers the parent.
+    thread found to the loop, which gives it to `admit`; `send` answers the parent. An unload of an adapter whose pages
+    are being filled waits for that as well, until the loop calls `unload_arrived`.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class EngineAdapters:
         self._engine, self._post, self._send = engine, post, send
         self._asked: queue.SimpleQueue[Load] = queue.SimpleQueue()
         self._later: dict[str, list[Load | Unload]] = {}
+        self._to_unload: set[str] = set()
         threading.Thread(target=self._check_for_ever, name="adapter checks", daemon=True).start()
 
     def _check_for_ever(self) -> NoReturn:
@@ -47,15 +49,38 @@ class EngineAdapters:
             self._post(checked)
 
     def handle(self, message: Load | Unload) -> None:
-        """Begin a load, or unload at once; what comes for an adapter while it is being checked waits for the end."""
-        if (later := self._later.get(message.digest)) is not None:
+        """Begin a load, or unload at once; what comes for an adapter while it is busy waits for the end of that."""
+        digest = message.digest
+        if (later := self._later.get(digest)) is not None:
             later.append(message)
         elif isinstance(message, Load):
-            self._later[message.digest] = []
+            self._later[digest] = []
             self._asked.put(message)
+        elif digest in self._engine.arriving:
+            self._later[digest] = []
+            self._to_unload.add(digest)
         else:
-            with contextlib.suppress(EngineError):  # a load of the same digest would replace it
-                self._engine.unload_adapter(message.digest)
+            self._unload(digest)
+
+    def _unload(self, digest: str) -> None:
+        with contextlib.suppress(EngineError):  # a load of the same digest would replace it
+            self._engine.unload_adapter(digest)
+
+    @property
+    def awaits_arrivals(self) -> bool:
+        """Whether an unload waits for the engine's next steps."""
+        return bool(self._to_unload)
+
+    def unload_arrived(self) -> None:
+        """Make up for unloads that had to wait."""
+        for digest in self._to_unload - self._engine.arriving:
+            self._to_unload.remove(digest)
+            self._unload(digest)
+            self._handle_later(digest)
+
+    def _handle_later(self, digest: str) -> None:
+        for message in self._later.pop(digest):
+            self.handle(message)
 
     def admit(self, checked: Checked) -> None:
         """End a load, and answer it. Raises what the check raised when that says nothing about the adapter."""
@@ -67,5 +92,4 @@ class EngineAdapters:
             self._send(LoadFailed(checked.digest, str(error)))
         else:
             self._send(Loaded(checked.digest, info.num_bytes))
-        for message in self._later.pop(checked.digest):
-            self.handle(message)
+        self._handle_later(checked.digest)

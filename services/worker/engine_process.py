@@ -46,6 +46,7 @@ from services.worker.protocol import (
 )
 
 HEARTBEAT_S = 1.0
+ARRIVAL_POLL_S = 0.02
 PR_SET_PDEATHSIG = 1
 REAL_ENGINE = "services.worker.engine_process:real_engine"
 
@@ -128,9 +129,10 @@ class EngineLoop:
         """Handle what has come, waiting for it only when there is no work, and make one step."""
         self._beat()
         self._drain_inbox()
-        if self._engine.has_work:
+        if self._engine.has_work or self._adapters.awaits_arrivals:
             self._report(self._engine.step(), [])
             self._num_steps += 1
+            self._adapters.unload_arrived()
 
     def _beat(self) -> None:
         if (now := time.monotonic()) - self._beat_at >= HEARTBEAT_S:
@@ -138,7 +140,8 @@ class EngineLoop:
             self._channel.send(Heartbeat(self._num_steps))
 
     def _drain_inbox(self) -> None:
-        wait_s = 0.0 if self._engine.has_work else HEARTBEAT_S
+        idle_s = ARRIVAL_POLL_S if self._adapters.awaits_arrivals else HEARTBEAT_S
+        wait_s = 0.0 if self._engine.has_work else idle_s
         try:
             self._handle(self._channel.inbox.get(timeout=wait_s) if wait_s else self._channel.inbox.get_nowait())
             while True:

@@ -164,6 +164,21 @@ def test_an_unload_of_another_adapter_waits_for_no_check(loop: Loop, adapter: Pa
     assert set(loop.engine.adapters) == {DIGEST}
 
 
+def test_an_unload_of_an_adapter_on_its_way_stops_nobody(loop: Loop, adapter: Path, other: Path) -> None:
+    """It takes effect once the adapter has arrived; what came for it meanwhile follows."""
+    loop.say(Load(DIGEST, adapter))
+    loop.turn_until_answers(1)
+    loop.engine.arriving = frozenset({DIGEST})
+    loop.say(Unload(DIGEST), Load(DIGEST, other), ask("1"))
+    loop.turn()
+    finished = [each.request_id for message in loop.heard if isinstance(message, Done) for each in message.finished]
+    assert finished == ["1"]
+    assert loop.engine.adapters[DIGEST].digest == loop.engine.check_adapter(adapter).digest
+    loop.engine.arriving = frozenset()
+    loop.turn_until_answers(2)
+    assert loop.engine.adapters[DIGEST].digest == loop.engine.check_adapter(other).digest
+
+
 def test_loads_and_unloads_of_one_adapter_take_effect_in_their_order(loop: Loop, adapter: Path, other: Path) -> None:
     gate = Gate(adapter)
     loop.say(Load(DIGEST, adapter), Load(DIGEST, adapter), Unload(DIGEST), Load(DIGEST, other), Unload("never seen"))
