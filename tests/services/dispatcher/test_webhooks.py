@@ -167,7 +167,7 @@ async def test_endpoints_that_hang_hold_up_nobody(world: World) -> None:
             for _ in range(20):
                 await world.add_webhook(receiver.url)
             await receiver.wait_for(20, timeout_s=15.0)
-            assert time.monotonic() - begun < 10.0
+            assert time.monotonic() - begun < settings.webhook_timeout_s
             assert one.connections <= 2
             assert two.connections <= 2
 
