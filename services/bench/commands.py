@@ -29,7 +29,7 @@ def bench() -> None:
 
 @bench.command()
 @click.option("--model", type=DIRECTORY, help="Base model directory [default: LORAQ_BASE_MODEL].")
-@click.option("--adapters", type=DIRECTORY, help="Directory of PEFT directories, taken in the order of their names.")
+@click.option("--adapters", type=DIRECTORY, help="PEFT directories, in order of name [default: random ones].")
 @click.option("--requests", default=32, show_default=True, type=click.IntRange(1), help="Requests per run.")
 @click.option("--distinct", default=0, show_default=True, type=click.IntRange(0), help="Adapters; 0 is base only.")
 @click.option(
@@ -90,6 +90,7 @@ def engine(
     as_json: bool,
 ) -> None:
     """Generate greedily for fixed random prompts, request i with adapter i modulo DISTINCT."""
+    from engine.model.config import read_model_config
     from services.bench.engine.adapters import adapter_dirs, copies
     from services.bench.engine.run import Workload, run_engine  # torch is slow to import
 
@@ -105,12 +106,12 @@ def engine(
         threads=threads,
         prefix_cache=False,  # every run sends the same prompts
     )
-    originals = adapter_dirs(adapters, count)
-    if not registered and len(originals) < distinct:
-        raise InputError(f"{adapters} holds {len(originals)} adapters, fewer than --distinct {distinct}")
     try:
-        with copies(originals, count) as registry:
-            report = run_engine(config, workload, registry, sys.stderr)
+        with adapter_dirs(adapters, read_model_config(config.model_dir), count) as originals:
+            if adapters and not registered and len(originals) < distinct:
+                raise InputError(f"{adapters} holds {len(originals)} adapters, fewer than --distinct {distinct}")
+            with copies(originals, count) as registry:
+                report = run_engine(config, workload, registry, sys.stderr)
     except EngineError as error:
         raise InputError(str(error)) from error
     click.echo(json.dumps(asdict(report)) if as_json else _table(report))

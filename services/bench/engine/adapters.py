@@ -7,17 +7,58 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
+from safetensors.torch import save_file
+
+from engine.model.config import ModelConfig
 from services.errors import InputError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+RANKS = (8, 16, 32, 64)
+MOST_MADE = 64
+STRENGTH = 0.02
+"""Deviation of B's values; those of A keep a product of its input's size."""
 
 
-def adapter_dirs(directory: Path | None, count: int) -> list[Path]:
-    """At most `count` adapters of a directory, by name; raises InputError when there is no directory or none in it."""
-    if count == 0:
-        return []
-    if directory is None:
-        raise InputError("adapters need --adapters DIR, a directory of PEFT directories")
+@contextlib.contextmanager
+def adapter_dirs(directory: Path | None, model: ModelConfig, count: int) -> Iterator[list[Path]]:
+    """At most `count` adapters of a directory, by name; without one, random ones for the model, as many as `MOST_MADE`.
+
+    Raises InputError when none is in the directory.
+    """
+    if directory is not None and count:
+        yield _found(directory, count)
+    else:
+        with tempfile.TemporaryDirectory(prefix="loraq-bench-") as scratch:
+            yield [_random(Path(scratch) / f"{index:02}", model, index) for index in range(min(count, MOST_MADE))]
+
+
+def _random(to: Path, model: ModelConfig, index: int) -> Path:
+    """All seven projections in bf16; ranks take turns. The same in every run."""
+    rank, generator = RANKS[index % len(RANKS)], torch.Generator().manual_seed(index)
+    hidden, inner, q, kv = model.hidden_size, model.intermediate_size, model.q_size, model.kv_size
+    sizes = {
+        **{f"self_attn.{name}_proj": (hidden, out) for name, out in (("q", q), ("k", kv), ("v", kv))},
+        "self_attn.o_proj": (q, hidden),
+        **{f"mlp.{name}_proj": (hidden, inner) for name in ("gate", "up")},
+        "mlp.down_proj": (inner, hidden),
+    }
+    tensors = {}
+    for layer in range(model.num_layers):
+        for module, (inputs, outputs) in sizes.items():
+            name = f"base_model.model.model.layers.{layer}.{module}"
+            a, b = (torch.randn(*shape, generator=generator) for shape in ((rank, inputs), (outputs, rank)))
+            tensors[f"{name}.lora_A.weight"] = (a * inputs**-0.5).bfloat16()
+            tensors[f"{name}.lora_B.weight"] = (b * STRENGTH).bfloat16()
+    to.mkdir()
+    save_file(tensors, to / WEIGHTS)
+    targets = [module.partition(".")[2] for module in sizes]
+    described = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": targets}
+    (to / CONFIG).write_text(json.dumps(described))
+    return to
+
+
+def _found(directory: Path, count: int) -> list[Path]:
     found = sorted(path.parent for path in directory.glob(f"*/{CONFIG}"))
     if not found:
         raise InputError(f"{directory} holds no PEFT directories, which are asked for")

@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from engine import adapter_digest
+from engine.lora.checked import check
+from engine.model.config import read_model_config
 from services.bench.commands import bench
-from services.bench.engine.adapters import cycle, zipf
+from services.bench.engine.adapters import adapter_dirs, cycle, zipf
 from services.bench.engine.run import prompt
 from services.errors import InputError
 from tests.builders import lora_adapter, tiny_llama
@@ -56,6 +59,22 @@ def test_distinct_adapters_and_cold_start(model: Path, adapters: Path) -> None:
     assert report["cold_first_token_s"] > 0
 
 
+def test_random_adapters_where_no_directory_is_given(model: Path) -> None:
+    """Of all seven projections, at ranks in turn, the same in every run."""
+    config = read_model_config(model)
+    files = []
+    for _ in range(2):
+        with adapter_dirs(None, config, 5) as made:
+            checked = [check(path, config).info for path in made]
+            assert [info.rank for info in checked] == [8, 16, 32, 64, 8]
+            assert {len(info.target_modules) for info in checked} == {7}
+            files.append([adapter_digest(path) for path in made])
+    assert files[0] == files[1]
+    assert len(set(files[0])) == 5
+    result = CliRunner().invoke(bench, arguments(model, "--distinct", "2", "--json"), catch_exceptions=False)
+    assert json.loads(result.stdout.splitlines()[-1])["registered"] == 2
+
+
 def test_many_registered_and_few_in_use(model: Path, adapters: Path) -> None:
     more = ("--adapters", str(adapters), "--registered", "20", "--distinct", "2", "--no-cold", "--json")
     result = CliRunner().invoke(bench, arguments(model, *more), catch_exceptions=False)
@@ -100,7 +119,6 @@ def test_for_people(model: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (["--distinct", "2"], "adapters need --adapters DIR"),
         (["--distinct", "9", "--adapters", "ADAPTERS"], "holds 3 adapters, fewer than --distinct 9"),
         (
             ["--registered", "9", "--distinct", "10"],
