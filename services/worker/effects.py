@@ -71,8 +71,8 @@ def completion(
 
 @lru_cache(maxsize=1)
 def _utc(milliseconds: int) -> str:
-    """The moment as RFC 3339; most of a batch's are the same."""
-    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec='microseconds')[:-6]}Z"
+    """The moment as the schemas write it, a whole second without a fraction; most of a batch's are the same."""
+    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat()[:-6]}Z"
 
 
 def timings_of(outcome: Outcome, now: float) -> Spent:

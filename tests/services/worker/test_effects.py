@@ -1,20 +1,21 @@
 """What an outcome becomes is what the schemas of events and webhooks say, though it is written by hand."""
 
 import json
-from datetime import date
+from datetime import UTC, date, datetime
 from typing import Any
 from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from schemas.common import MAX_INLINE_OUTPUT_BYTES, AdapterStatus, ErrorCode, JobState, Lane
 from schemas.events import CloudEvent, JobError, WebhookBody
 from schemas.job import JobRequest
 from services.identifiers import uuid7
 from services.registry.adapters import AdapterVersion
-from services.worker.effects import completion, is_large
+from services.worker.effects import _utc, completion, is_large
 from services.worker.jobs import Candidate, Grant, Job, JobKey, Outcome, Record
 from services.worker.ledger import Partition, Place
 from services.worker.protocol import Finished
@@ -70,6 +71,12 @@ def test_the_bodies_of_a_success_are_what_the_schemas_say(
     assert (data.usage.prompt_tokens, data.usage.cached_tokens, data.usage.completion_tokens) == (5, 2, 3)
     assert (data.timings.queue_ms, data.timings.first_token_ms, data.timings.total_ms) == (1000.0, 250.0, 2500.0)
     assert webhook_row.target == "https://example.org/hook"
+
+
+@given(st.integers(0, 4_000_000_000_000) | st.integers(0, 4_000_000_000).map(lambda second: second * 1000))
+def test_a_moment_is_written_as_the_schemas_write_it(milliseconds: int) -> None:
+    moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    assert _utc(milliseconds) == TypeAdapter(datetime).dump_python(moment, mode="json")
 
 
 @given(message=SURROGATES)
