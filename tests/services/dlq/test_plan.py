@@ -104,6 +104,9 @@ def test_fields_are_set_and_removed_and_the_rest_stays() -> None:
     [
         (put_aside(b"\xff"), Edit(unsets=("colour",)), "its value is not JSON"),
         (put_aside(b"[1]"), Edit(unsets=("colour",)), "no JSON object"),
+        (put_aside(b"[" * 100_000), Edit(unsets=("colour",)), "its value is not JSON"),
+        (put_aside(b"{}"), Edit(sets=((".".join("a" * 100_000), 1),)), "would be nested too deeply"),
+        (put_aside(b"{}"), Edit(value=b"[" * 100_000), "still no valid job request: the value is not JSON"),
         (put_aside(request(sampling=3)), Edit(sets=(("sampling.max_tokens", 1),)), "'sampling' is no object"),
         (put_aside(request(colour=1)), Edit(sets=(("adapter", "tone"),)), "still no valid job request: field 'colour'"),
     ],
