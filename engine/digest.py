@@ -45,7 +45,7 @@ def weight_files(model_dir: Path) -> tuple[str, ...]:
         shards = json.loads(index.read_bytes())["weight_map"].values()
     except FileNotFoundError as error:
         raise ModelError(f"{model_dir} holds neither {SINGLE_WEIGHTS} nor {WEIGHTS_INDEX}") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index} is not an index of weight files: {error}") from error
     return tuple(sorted({str(shard) for shard in shards}))
 

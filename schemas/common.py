@@ -81,7 +81,7 @@ class ErrorCode(StrEnum):
 ERROR_SENTENCES: dict[ErrorCode, str] = {
     ErrorCode.INVALID_MESSAGE: "The request is not valid; the message names the field. A row: an unknown endpoint.",
     ErrorCode.ID_CONFLICT: "This job_id was already used by the tenant for a different request.",
-    ErrorCode.UNAUTHENTICATED: "No such tenant is registered, or the record's signature is missing or wrong.",
+    ErrorCode.UNAUTHENTICATED: "The tenant is not registered, or the signature is missing, wrong or cannot be checked.",
     ErrorCode.UNKNOWN_ADAPTER: "The tenant has no adapter of this name and version.",
     ErrorCode.ADAPTER_NOT_READY: "The adapter exists but is pending, rejected or disabled.",
     ErrorCode.ADAPTER_LOAD_FAILED: "The adapter's files could not be fetched, verified or loaded.",

@@ -1,5 +1,6 @@
 """JobRequest: the value of a record on `<prefix>.<pool>.jobs.<lane>`."""
 
+from math import isfinite
 from operator import attrgetter
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
@@ -32,6 +33,15 @@ def _short_url(url: AnyHttpUrl) -> AnyHttpUrl:
 
 
 WebhookUrl = Annotated[AnyHttpUrl, UrlConstraints(max_length=MAX_URL_CHARS), AfterValidator(_short_url)]
+
+
+def _path_of_no_number(value: JsonValue, path: str) -> str | None:
+    """Where the first NaN or infinity stands in the value, names and places joined by dots; None if there is none."""
+    if isinstance(value, float):
+        return None if isfinite(value) else path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    found = (_path_of_no_number(item, f"{path}.{name}") for name, item in items)
+    return next((each for each in found if each is not None), None)
 
 
 class ChatMessage(Strict):
@@ -110,6 +120,9 @@ class JobRequest(Strict):
             raise ValueError(f"metadata is {len(encoded)} bytes as JSON; at most {MAX_METADATA_BYTES} are allowed")
         if b"\\u0000" in encoded.replace(b"\\\\", b""):
             raise ValueError("metadata holds the character U+0000, which a jsonb column cannot store")
+        # What a string says looks the same, so only the walk is sure; most metadata is spared it.
+        if (b"NaN" in encoded or b"Infinity" in encoded) and (path := _path_of_no_number(metadata, "metadata")):
+            raise ValueError(f"{path} is no finite number, and JSON has no others")
         return metadata
 
     @model_validator(mode="after")

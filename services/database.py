@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import asyncpg
 from asyncpg.pool import PoolAcquireContext, PoolConnectionProxy
 
 from services import telemetry
+from services.addresses import hosts_of
 from services.errors import ConfigError, PermanentError, RetryableError, ServiceError
 from services.settings import Settings
 
@@ -86,7 +86,7 @@ async def open_pool(settings: Settings, *, fresh_plans: bool = False) -> AsyncIt
         },
     )
     pool.acquire_timeout_s = settings.database_timeout_s
-    with translated(f"connect to Postgres at {server_of(database_url)} (LORAQ_DATABASE_URL)"):
+    with translated(f"connect to Postgres at {hosts_of(database_url)} (LORAQ_DATABASE_URL)"):
         await pool
     try:
         yield pool
@@ -108,12 +108,6 @@ async def _close(pool: Pool) -> None:
             await pool.close()
     except TimeoutError:
         pool.terminate()
-
-
-def server_of(database_url: str) -> str:
-    """host:port of the database, for messages; never the password."""
-    url = urlsplit(database_url)
-    return f"{url.hostname or 'the local socket'}:{url.port or 5432}"
 
 
 @asynccontextmanager

@@ -1,10 +1,25 @@
-"""Fresh identifiers that sort by time."""
+"""Fresh identifiers that sort by time, and the times that identifiers and records tell."""
 
 import os
 import time
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from asyncpg.pgproto import pgproto
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+FIRST, LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+
+
+def moment_of(milliseconds: int) -> datetime:
+    """The moment so long after 1970 began; for one outside the years 1 to 9999 the nearest in them.
+
+    Whoever makes an id or a record may write any time into it.
+    """
+    try:
+        return EPOCH + timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        return FIRST if milliseconds < 0 else LAST
 
 
 def driver_uuid(body: bytes) -> UUID:

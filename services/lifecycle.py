@@ -230,14 +230,17 @@ async def _listen(runner: web.AppRunner, settings: Settings) -> int:
         raise ConfigError(f"LORAQ_HTTP_HOST, LORAQ_HTTP_PORT: cannot listen on {address}: {error.strerror}") from error
     port = int(runner.addresses[0][1])
     if settings.http_port_file is not None:
-        _write_whole(settings.http_port_file, f"{port}\n")
+        _write_port(settings.http_port_file, port)
     return port
 
 
-def _write_whole(path: Path, text: str) -> None:
+def _write_port(path: Path, port: int) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(f"{port}\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigError(f"LORAQ_HTTP_PORT_FILE: cannot write {path}: {error.strerror}") from error
 
 
 async def _healthz(life: Lifecycle, process: str, _request: web.Request) -> web.Response:

@@ -14,7 +14,8 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.util import await_only
 
 import migrations
-from services.database import server_of, translated
+from services.addresses import hosts_of
+from services.database import translated
 from services.errors import PermanentError
 from services.settings import load_settings
 
@@ -34,7 +35,7 @@ def upgrade(database_url: str) -> tuple[str | None, str | None]:
 
 
 async def _upgrade(database_url: str) -> tuple[str | None, str | None]:
-    with translated(f"migrate the database at {server_of(database_url)}"):
+    with translated(f"migrate the database at {hosts_of(database_url)}"):
         engine = create_async_engine(
             "postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(database_url), poolclass=NullPool
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from services.database import Connection, open_pool, transaction
-from services.settings import Settings, load_settings
+from services.settings import MAX_S, Settings, load_settings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -26,6 +27,21 @@ OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066
 json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable lines on stdout.")
 tenant_option = click.option("--tenant", required=True, help="Owner.")
 one_tenant_option = click.option("--tenant", help="Only this tenant's.")
+
+
+class Real(click.FloatRange):
+    """An option's number; the library's ranges let `nan` through, which is neither below nor above any bound."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number; raises BadParameter if it is none, or out of bounds."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
+
+
+DURATION_S = Real(0, MAX_S)
+"""An option's time in seconds, as long as a setting's at most."""
 
 
 def moment(text: str) -> datetime:

@@ -6,13 +6,15 @@ A bad value stops the process at once with one line that names it.
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from schemas.common import NAME_PATTERN, Lane
+from services.addresses import host_and_port, is_database_url, is_host, is_port
 from services.errors import ConfigError, MissingSettingError, RetryableError
+from services.validation import shown
 
 GIB = 1024**3
 MIB = 1024**2
@@ -22,9 +24,12 @@ ENV_FILES = (STACK_ENV, Path(".env"))
 WHERE = ("LORAQ_DATABASE_URL", "LORAQ_KAFKA_BOOTSTRAP")
 LIST_EXAMPLES = {"lanes": '["standard", "batch"]', "webhook_retry_delays_s": "[5, 300, 1800]"}
 
-# PostgreSQL keeps a time-out as 32 bits of milliseconds, and transactions get twice the longest statement.
-MAX_S = 1_000_000.0
-Positive = Annotated[float, Field(gt=0, le=MAX_S)]
+# PostgreSQL keeps a time-out as 32 bits of milliseconds, in which 0 is none, and transactions get twice the longest
+# statement. What polls or renews that often leaves room for nothing else.
+MIN_S, MAX_S = 0.01, 1_000_000.0
+Seconds = Annotated[float, Field(ge=MIN_S, le=MAX_S)]
+# Renewed three times as often, each time in a round trip or two.
+Lease = Annotated[float, Field(ge=1.0, le=MAX_S)]
 
 
 def default_cache_dir() -> Path:
@@ -60,7 +65,7 @@ class Settings(BaseSettings):
     )
     kafka_ssl_certfile: Path | None = Field(None, description="PEM file of the client's certificate.")
     kafka_ssl_keyfile: Path | None = Field(None, description="PEM file of the client's key.")
-    kafka_session_timeout_s: Positive = Field(
+    kafka_session_timeout_s: Lease = Field(
         10.0, description="Seconds without a heartbeat after which a worker loses its partitions."
     )
 
@@ -68,7 +73,7 @@ class Settings(BaseSettings):
         SecretStr("postgresql://loraq@127.0.0.1:5432/loraq"), description="Postgres, as a URL."
     )
     database_pool_size: int = Field(8, ge=1, le=100, description="Connections per process.")
-    database_timeout_s: Positive = Field(30.0, description="Longest wait for a connection or a statement, seconds.")
+    database_timeout_s: Seconds = Field(30.0, description="Longest wait for a connection or a statement, seconds.")
 
     s3_endpoint: str | None = Field(None, description="Endpoint of an S3-compatible store; empty for AWS.")
     s3_bucket: str = Field("loraq", description="Bucket of pushed adapters and large outputs.")
@@ -78,7 +83,7 @@ class Settings(BaseSettings):
     )
     s3_secret_key: SecretStr | None = Field(None, description="Secret key.")
     s3_concurrency: int = Field(8, ge=1, le=64, description="S3 transfers at once.")
-    s3_timeout_s: Positive = Field(
+    s3_timeout_s: Seconds = Field(
         30.0, description="Longest silence of the store before a request is retried, seconds."
     )
 
@@ -102,14 +107,14 @@ class Settings(BaseSettings):
         False, description="On a CUDA device, too, give a request the same tokens in every batch; it costs speed."
     )
     engine_threads: int = Field(0, ge=0, le=256, description="CPU threads of the engine; 0 is one per core.")
-    engine_start_timeout_s: Positive = Field(300.0, description="Longest start of the engine process, seconds.")
+    engine_start_timeout_s: Seconds = Field(300.0, description="Longest start of the engine process, seconds.")
 
     cache_dir: Path = Field(
         default_factory=default_cache_dir, description="Directory of staged adapters and converted models."
     )
     disk_cache_bytes: int = Field(10 * GIB, ge=16 * MIB, description="Budget of the adapter cache on disk, bytes.")
     host_cache_bytes: int = Field(2 * GIB, ge=16 * MIB, description="Budget of adapters in host memory, bytes.")
-    adapter_load_timeout_s: Positive = Field(60.0, description="Longest wait of a job for its adapter, seconds.")
+    adapter_load_timeout_s: Seconds = Field(60.0, description="Longest wait of a job for its adapter, seconds.")
     max_adapter_bytes: int = Field(2 * GIB, ge=1, description="Largest adapter that is admitted, bytes.")
 
     worker_id: str | None = Field(None, description="Name of this worker; host name and process id unless given.")
@@ -118,9 +123,9 @@ class Settings(BaseSettings):
     )
     max_backlog_jobs: int = Field(512, ge=1, description="Jobs held in memory; past it partitions are paused.")
     max_attempts: int = Field(3, ge=1, le=100, description="Engine attempts before a job fails.")
-    lease_s: Positive = Field(15.0, description="Seconds that a taken job belongs to its worker without renewal.")
-    default_timeout_s: Positive = Field(600.0, description="Running time of a job that names none, seconds.")
-    drain_s: Positive = Field(20.0, description="Grace for running jobs after SIGTERM, seconds.")
+    lease_s: Lease = Field(15.0, description="Seconds that a taken job belongs to its worker without renewal.")
+    default_timeout_s: Seconds = Field(600.0, description="Running time of a job that names none, seconds.")
+    drain_s: Seconds = Field(20.0, description="Grace for running jobs after SIGTERM, seconds.")
     park_after_s: float = Field(
         5.0,
         gt=0,
@@ -150,8 +155,8 @@ class Settings(BaseSettings):
     breaker_min_tenants: int = Field(
         2, ge=1, le=1000, description="No tenant counts for more than this part of LORAQ_BREAKER_MIN_JOBS."
     )
-    breaker_window_s: Positive = Field(60.0, description="Seconds that the breaker looks back.")
-    breaker_probe_s: Positive = Field(
+    breaker_window_s: Seconds = Field(60.0, description="Seconds that the breaker looks back.")
+    breaker_probe_s: Seconds = Field(
         30.0, description="Seconds until a breaker that opened probes with a few jobs; doubled while probes fail."
     )
     producer_key: SecretStr | None = Field(None, description="A tenant's producer key: signs the jobs it submits.")
@@ -160,16 +165,16 @@ class Settings(BaseSettings):
     webhook_allow_networks: tuple[str, ...] = Field(
         (), description="Networks (CIDR) that webhooks may reach though they are inside, JSON list."
     )
-    webhook_timeout_s: Positive = Field(15.0, description="Longest answer of a webhook's receiver, seconds.")
+    webhook_timeout_s: Seconds = Field(15.0, description="Longest answer of a webhook's receiver, seconds.")
     webhook_concurrency: int = Field(64, ge=1, le=4096, description="Webhooks in flight per dispatcher.")
     webhook_max_attempts: int = Field(8, ge=1, le=50, description="Attempts before a webhook is given up.")
     webhook_per_host: int = Field(8, ge=1, le=1024, description="Webhooks in flight to one host and port.")
-    webhook_retry_delays_s: Annotated[tuple[Positive, ...], Field(min_length=1)] = Field(
+    webhook_retry_delays_s: Annotated[tuple[Seconds, ...], Field(min_length=1)] = Field(
         (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400),
         description="Delays after the first, second, ... attempt, seconds, JSON list; the last repeats.",
     )
-    webhook_ttl_s: Positive = Field(259_200, description="Age of a webhook at which it is given up, seconds.")
-    poll_interval_s: Positive = Field(1.0, description="Polling fallback of dispatcher and registrar, seconds.")
+    webhook_ttl_s: Seconds = Field(259_200, description="Age of a webhook at which it is given up, seconds.")
+    poll_interval_s: Seconds = Field(1.0, description="Polling fallback of dispatcher and registrar, seconds.")
     outbox_retention_days: int = Field(7, ge=1, le=365, description="Days that finished outbox rows are kept.")
 
     http_host: str = Field("127.0.0.1", description="Address of /healthz, /readyz and /metrics.")
@@ -186,9 +191,48 @@ class Settings(BaseSettings):
     @field_validator("base_model")
     @classmethod
     def _is_model_dir(cls, path: Path | None) -> Path | None:
-        if path is not None and not (path / "config.json").is_file():
-            raise ValueError(f"{path} is not a Hugging Face model directory: it has no config.json")
+        try:
+            if path is not None and not (path / "config.json").is_file():
+                raise ValueError(f"{path} is not a Hugging Face model directory: it has no config.json")
+        except OSError as error:
+            raise ValueError(f"it cannot be looked at: {error.strerror}") from error
         return path
+
+    @field_validator("kafka_bootstrap")
+    @classmethod
+    def _are_brokers(cls, bootstrap: str) -> str:
+        for broker in map(str.strip, bootstrap.split(",")):
+            host, port = host_and_port(broker)
+            if not (is_host(host) and is_port(port)):
+                raise ValueError(f"{shown(broker)} is not host:port, with a port from 1 to 65535")
+        return bootstrap
+
+    @field_validator("database_url", "kafka_sasl_password", "producer_key", "s3_secret_key", "secret_key")
+    @classmethod
+    def _is_text(cls, secret: SecretStr | None) -> SecretStr | None:
+        try:
+            if secret is not None:
+                secret.get_secret_value().encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("it is not UTF-8; copy it again") from error
+        return secret
+
+    @field_validator("database_url")
+    @classmethod
+    def _is_database_url(cls, url: SecretStr) -> SecretStr:
+        if not is_database_url(url.get_secret_value()):
+            raise ValueError(
+                "it is no address of Postgres; write it like postgresql://user:password@host:5432/name, with a port"
+                " from 1 to 65535 and / ? # @ : [ ] of a password as %2F and so on"
+            )
+        return url
+
+    @field_validator("http_host")
+    @classmethod
+    def _is_host(cls, host: str) -> str:
+        if not is_host(host):
+            raise ValueError("it is neither an address nor a name that a host can have")
+        return host
 
     def jobs_topic(self, lane: Lane) -> str:
         """Topic of a lane's job records."""
@@ -216,17 +260,35 @@ class Settings(BaseSettings):
 
 
 def load_settings(**overrides: object) -> Settings:
-    """Read the settings; raises ConfigError naming the first bad one."""
+    """Read the settings; raises ConfigError naming the first bad one, or the env file that cannot be read."""
     try:
         return Settings(**overrides)  # type: ignore[arg-type]  # pydantic checks the values
     except ValidationError as error:
         first = error.errors()[0]
-        name = "LORAQ_" + "_".join(str(part) for part in first["loc"]).upper()
-        raise ConfigError(f"{name}: {first['msg'].removeprefix('Value error, ')} (got {first['input']!r})") from error
+        field = str(first["loc"][0])  # further parts lead to one item of a list
+        is_secret = SecretStr in (kind := Settings.model_fields[field].annotation, *get_args(kind))
+        got = "" if is_secret else f" (got {shown(first['input'])})"
+        raise ConfigError(f"LORAQ_{field.upper()}: {first['msg'].removeprefix('Value error, ')}{got}") from error
     except SettingsError as error:  # a list that is not JSON; only the library's sentence names the field
         field = next(name for name in Settings.model_fields if f'"{name}"' in str(error))
         example = LIST_EXAMPLES.get(field, '["10.0.0.0/8"]')
         raise ConfigError(f"LORAQ_{field.upper()}: it is no JSON list; write it like {example}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: OSError | UnicodeDecodeError) -> ConfigError:
+    """The error of the env file that cannot be read."""
+    for path in ENV_FILES:
+        try:
+            path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            continue
+        except UnicodeDecodeError as found:
+            return ConfigError(f"{path} is not UTF-8: {found.reason} at byte {found.start}; save it as UTF-8")
+        except OSError as found:
+            return ConfigError(f"{path} cannot be read: {found.strerror}")
+    return ConfigError(f"the settings cannot be read: {error}")
 
 
 def hint_without_stack(error: Exception) -> str | None:

@@ -21,10 +21,11 @@ def sentence_of(error: ValidationError) -> str:
         case "missing":
             return f"field {field!r} is missing"
         case _:
-            return f"field {field!r}: {message} (got {_shown(first['input'])})" if field else message
+            return f"field {field!r}: {message} (got {shown(first['input'])})" if field else message
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """The value as a message shows it, cut if it is long."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN_INPUT else text[:MAX_SHOWN_INPUT] + "…"
 

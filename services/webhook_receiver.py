@@ -16,8 +16,10 @@ from typing import Any, Self
 import click
 from aiohttp import web
 
+from services.addresses import is_host
 from services.dispatcher.sign import ID_HEADER, SignatureError, key_of, verify
 from services.errors import ConfigError, RetryableError
+from services.validation import shown
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 
@@ -55,6 +57,8 @@ class WebhookReceiver:
         on_webhook: Callable[[ReceivedWebhook], None] | None = None,
     ) -> None:
         key_of(secret)
+        if not is_host(host):
+            raise ConfigError(f"cannot listen for webhooks on {shown(host)}: no host can have that name")
         self.received: list[ReceivedWebhook] = []
         self.verified: dict[str, ReceivedWebhook] = {}
         self._secret = secret

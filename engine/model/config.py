@@ -147,7 +147,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         parsed = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise ModelError(f"{path} does not exist; the base model must be a Hugging Face directory") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise ModelError(f"{path} must hold a JSON object")

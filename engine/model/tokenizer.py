@@ -76,7 +76,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
         return {}
     try:
         settings = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}") from error
     return settings if isinstance(settings, dict) else {}
 

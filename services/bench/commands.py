@@ -13,6 +13,7 @@ import click
 
 from engine import EngineConfig, EngineError
 from services.errors import ConfigError, InputError
+from services.output import Real
 from services.settings import load_settings
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def engine(
 )
 @click.option(
     "--rate",
-    type=click.FloatRange(0, 100_000),
+    type=Real(0, 100_000),
     help="Jobs/s for the latency, 0 to leave it out [default: half of what was reached].",
 )
 @click.option("--peers", is_flag=True, help="Also FastStream and a bare loop, on the same broker and database.")

@@ -150,6 +150,6 @@ def _reads_as_number(host: str) -> bool:
     """Whether the C library would take this for an IPv4 address: decimal, octal, hexadecimal, one to four parts."""
     try:
         socket.inet_aton(host)
-    except OSError:
+    except (OSError, ValueError):  # the latter for U+0000
         return False
     return True

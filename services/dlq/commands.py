@@ -14,7 +14,7 @@ from services.dlq.edits import Edit
 from services.dlq.letters import Letter, LetterPlace
 from services.dlq.options import assignment, choice_of, filters, place
 from services.errors import InputError
-from services.output import json_option, print_fields, print_json, print_rows
+from services.output import json_option, print_fields, print_json, print_rows, visible
 from services.settings import Settings, load_settings
 
 REPORT_COLUMNS = {"letter": "letter", "outcome": "outcome", "to": "to", "reason": "why"}
@@ -61,7 +61,7 @@ def list_(limit: int, as_json: bool, **options: Any) -> None:
 
 
 def _summary(counts: Counter[str], shown: int) -> str:
-    kinds = ", ".join(f"{count} {code}" for code, count in counts.most_common())
+    kinds = ", ".join(f"{count} {visible(code)}" for code, count in counts.most_common())
     rest = f"; the newest {shown} are shown (--limit)" if counts.total() > shown else ""
     return f"{counts.total()} dead letters: {kinds}{rest}."
 

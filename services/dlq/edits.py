@@ -26,7 +26,8 @@ class Edit:
         return self != Edit()
 
     def applied(self, value: bytes | None) -> bytes:
-        """The value to send; raises InputError where the old one is no JSON object, so that no field can be set."""
+        """The value to send; raises InputError where the old one is no JSON object, so that no field can be set, or
+        where the new one would be nested too deeply."""
         if self.value is not None:
             return self.value
         try:
@@ -39,16 +40,21 @@ class Edit:
             _unset(fields, path)
         for path, content in self.sets:
             _set(fields, path, content)
-        return json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        try:
+            return json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        except RecursionError as error:
+            raise InputError("fields cannot be edited like this: its value would be nested too deeply") from error
 
 
 def parsed_set(text: str) -> tuple[str, Any]:
-    """`path=JSON`, or `path=text` where it is not JSON; raises ValueError."""
+    """`path=JSON`, or `path=text` where it is not JSON; raises ValueError, also for JSON that is nested too deeply."""
     path, equals, content = text.partition("=")
     if not equals or not all(path.split(".")):
         raise ValueError(f"{text!r} is not FIELD=VALUE")
     try:
         return path, json.loads(content)
+    except RecursionError as error:
+        raise ValueError(f"the value of {path} is nested too deeply") from error
     except ValueError:
         return path, content
 

@@ -21,7 +21,10 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 def when(text: str) -> datetime:
     """A moment: ISO 8601 (UTC unless it says otherwise), or an age like 90s, 15m, 2h or 7d."""
     if (age := re.fullmatch(r"(\d{1,6})([smhd])", text)) is not None:
-        return datetime.now(UTC) - timedelta(**{UNITS[age[2]]: int(age[1])})
+        try:
+            return datetime.now(UTC) - timedelta(**{UNITS[age[2]]: int(age[1])})
+        except OverflowError as error:
+            raise click.BadParameter(f"{text!r} is longer ago than the year 1; leave it out for all times") from error
     try:
         return moment(text)
     except click.BadParameter as error:

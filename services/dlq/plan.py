@@ -65,7 +65,7 @@ def plan(letter: Letter, order: Order) -> Plan:
 
 def _send(letter: Letter, order: Order) -> Send:
     if letter.source is None:
-        raise InputError("loraq did not put it there: it has no loraq-source headers")
+        raise InputError(f"loraq did not put it there: {letter.message}")
     topic = order.to_topic or letter.source.topic
     if topic not in order.topics:
         raise InputError(f"it came from {topic}, which is no job topic of this pool; say --lane")
@@ -86,6 +86,8 @@ def _value(letter: Letter, order: Order) -> bytes | None:
 def _as_it_came(letter: Letter, order: Order) -> bytes | None:
     if letter.omitted_bytes is not None:
         raise InputError(f"its value, {letter.omitted_bytes} bytes, was too large to be kept; give another with --edit")
+    if letter.value is None and letter.key is None:
+        raise InputError("it has neither key nor value, which Kafka's clients refuse to send; give a value with --edit")
     if letter.code in FAIL_AGAIN and not order.force:
         wrong = why_invalid(letter.value)
         now = f"still invalid: {wrong}" if wrong else "valid by this version as far as can be seen without its tenant"

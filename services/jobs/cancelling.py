@@ -8,7 +8,7 @@ import click
 from schemas.common import JobState
 from services.database import open_pool, transaction
 from services.errors import InputError
-from services.jobs.rows import wait_for
+from services.jobs.rows import Listener, wait_for
 from services.output import print_json
 from services.producer import JobProducer
 from services.registry.tenants import require_tenant
@@ -45,7 +45,7 @@ async def _ask_and_wait(settings: Settings, tenant: str, job_id: UUID, wait_s: f
         async with transaction(pool, "look up the tenant") as connection:
             await require_tenant(connection, tenant)
         await _ask(settings, tenant, job_id)
-        [row] = await wait_for(
-            pool, [tenant], [job_id], wait_s, ended=lambda _: None, untaken=lambda: click.echo(UNSEEN, err=True)
+        waited = await wait_for(
+            pool, [tenant], [job_id], wait_s, Listener(untaken=lambda: click.echo(UNSEEN, err=True))
         )
-        return row
+        return waited.rows[job_id]

@@ -8,7 +8,7 @@ from uuid import UUID
 import click
 
 from schemas.common import JobState, Lane
-from services.output import moment
+from services.output import DURATION_S, moment
 from services.settings import load_settings
 
 WAIT_S = 600.0
@@ -42,7 +42,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Machine-read
 @click.option("--stop", multiple=True, help="Text before which the output ends; may be given again.")
 @click.option("--timeout-ms", type=int, help="Longest running time, milliseconds.")
 @click.option("--wait", is_flag=True, help="Wait until all have ended; exit status 1 unless all succeeded.")
-@click.option("--wait-timeout", "wait_s", type=float, default=WAIT_S, show_default=True, help="Longest wait, seconds.")
+@click.option(
+    "--wait-timeout", "wait_s", type=DURATION_S, default=WAIT_S, show_default=True, help="Longest wait, seconds."
+)
 @json_option
 def submit(
     file: TextIO | None,
@@ -140,7 +142,9 @@ def show(job_id: UUID | None, tenant: str | None, state: str | None, limit: int,
 @click.argument("job_id", type=click.UUID)
 @click.option("--tenant", required=True, help="Owner of the job.")
 @click.option("--wait", is_flag=True, help="Wait until it has ended; exit status 1 unless it ended as cancelled.")
-@click.option("--wait-timeout", "wait_s", type=float, default=60.0, show_default=True, help="Longest wait, seconds.")
+@click.option(
+    "--wait-timeout", "wait_s", type=DURATION_S, default=60.0, show_default=True, help="Longest wait, seconds."
+)
 @json_option
 def cancel(job_id: UUID, tenant: str, wait: bool, wait_s: float, as_json: bool) -> None:
     """Cancel JOB_ID, be it running, waiting or not even seen yet. One that ends first stays as it ended."""

@@ -3,7 +3,7 @@
 import re
 from contextlib import aclosing
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -17,6 +17,7 @@ from services import headers as names
 from services import kafka
 from services.errors import InputError
 from services.headers import Origin, RawHeaders
+from services.identifiers import moment_of
 from services.settings import Settings
 from services.topics import scan
 
@@ -51,7 +52,7 @@ async def find_record(settings: Settings, wanted: Wanted) -> Found:
     """
     topic, cluster = settings.jobs_topic(wanted.lane), await kafka.cluster_id(settings)
     if wanted.job_id.version == 7:
-        sent_at = datetime.fromtimestamp((wanted.job_id.int >> 80) / 1000, UTC)
+        sent_at = moment_of(wanted.job_id.int >> 80)
         found = await _search(settings, topic, cluster, wanted, sent_at - SKEW, wanted.accepted_at + SKEW)
         if found is not None:
             return found

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from schemas.common import NAME_PATTERN
 from schemas.job import JobRequest
@@ -52,9 +53,9 @@ def _from_line(line: str, place: str, defaults: Mapping[str, Any]) -> JobRequest
     if not defaults:
         return _validated(line, place)
     try:
-        fields = json.loads(line)
+        fields = from_json(line)
     except ValueError as error:
-        raise InputError(f"{place}: it is not JSON: {error}") from error
+        raise InputError(f"{place}: the value is not JSON: {error}") from error
     return _validated(json.dumps({**defaults, **fields}) if isinstance(fields, dict) else line, place)
 
 

@@ -1,7 +1,8 @@
 """Jobs as they stand in the database, for people who look at them."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -33,6 +34,29 @@ order by jobs.accepted_at
 FINGERPRINTS = "select tenant, job_id, fingerprint from loraq.job_keys where job_id = any($1::uuid[])"
 POLL_S = 0.2
 UNTAKEN_S = 10.0
+FIRST_LOOK_S, MAX_LOOK_S = 3.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Whom `wait_for` tells and asks: how many jobs have ended, again and again; once, that no worker has taken any of
+    them; and why those without a row were put aside, ever less often."""
+
+    untaken: Callable[[], None]
+    ended: Callable[[int], None] | None = None
+    put_aside: Callable[[], Awaitable[Mapping[UUID, str]]] | None = None
+
+
+@dataclass(slots=True)
+class Waited:
+    """Rows of the jobs that ended, and why the others were put aside; a worker makes no row of those."""
+
+    rows: dict[UUID, dict[str, Any]] = field(default_factory=dict)
+    put_aside: dict[UUID, str] = field(default_factory=dict)
+
+    def left(self, job_ids: Sequence[UUID]) -> list[UUID]:
+        """Those that have neither."""
+        return [job_id for job_id in job_ids if job_id not in self.rows and job_id not in self.put_aside]
 
 
 async def list_jobs(connection: Connection, tenant: str | None, state: str | None, limit: int) -> list[dict[str, Any]]:
@@ -50,37 +74,36 @@ async def show_job(connection: Connection, job_id: UUID, tenant: str | None) -> 
 
 
 async def wait_for(
-    pool: Pool,
-    tenants: Collection[str],
-    job_ids: Sequence[UUID],
-    timeout_s: float,
-    ended: Callable[[int], None],
-    untaken: Callable[[], None],
-) -> list[dict[str, Any]]:
-    """The jobs' rows in the order of `job_ids`, once all are terminal; `ended` hears how many are, again and again.
+    pool: Pool, tenants: Collection[str], job_ids: Sequence[UUID], timeout_s: float, listener: Listener
+) -> Waited:
+    """What became of the jobs, once each is terminal or was put aside.
 
-    `untaken` is called once if no worker has taken any of them after `UNTAKEN_S` seconds. Raises InputError if not all
-    are terminal within `timeout_s` seconds.
+    Raises InputError if that is not so within `timeout_s` seconds.
     """
-    found: dict[UUID, dict[str, Any]] = {}
+    waited = Waited()
     now = asyncio.get_running_loop().time
     give_up_at, untaken_at = now() + timeout_s, now() + UNTAKEN_S
-    while len(found) < len(set(job_ids)):
+    look_s, look_at = FIRST_LOOK_S, now() + FIRST_LOOK_S
+    while left := waited.left(job_ids):
         with translated("look for the jobs"):
-            rows = await pool.fetch(SHOW, [job_id for job_id in job_ids if job_id not in found], None)
-        found |= {row["job_id"]: dict(row) for row in rows if row["tenant"] in tenants and _is_terminal(row)}
-        ended(len(found))
-        if not rows and not found and now() > untaken_at:
-            untaken()
+            rows = [row for row in await pool.fetch(SHOW, left, None) if row["tenant"] in tenants]
+        waited.rows |= {row["job_id"]: dict(row) for row in rows if _is_terminal(row)}
+        if listener.ended is not None:
+            listener.ended(len(job_ids) - len(waited.left(job_ids)))
+        if not rows and not waited.rows and now() > untaken_at:
+            listener.untaken()
             untaken_at = give_up_at + 1
-        if now() > give_up_at:
-            missing = next(job_id for job_id in job_ids if job_id not in found)
+        if listener.put_aside is not None and len(rows) < len(set(left)) and now() > look_at:
+            waited.put_aside |= {job_id: why for job_id, why in (await listener.put_aside()).items() if job_id in left}
+            look_s = min(2 * look_s, MAX_LOOK_S)
+            look_at = now() + look_s
+        if now() > give_up_at and (missing := waited.left(job_ids)):
             raise InputError(
-                f"{len(set(job_ids)) - len(found)} of {len(job_ids)} jobs did not end within {timeout_s:g} s, {missing}"
+                f"{len(set(missing))} of {len(job_ids)} jobs did not end within {timeout_s:g} s, {missing[0]}"
                 " for one; check that a worker runs and look at `loraq jobs`"
             )
         await asyncio.sleep(POLL_S)
-    return [found[job_id] for job_id in job_ids]
+    return waited
 
 
 async def require_own(pool: Pool, asked: Mapping[tuple[str, UUID], bytes]) -> None:

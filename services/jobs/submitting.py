@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import click
 from rich.console import Console
@@ -13,7 +15,8 @@ from schemas.identity import fingerprint
 from schemas.job import JobRequest
 from services.database import open_pool, transaction
 from services.errors import InputError
-from services.jobs.rows import require_own, wait_for
+from services.jobs.refusals import Refusals
+from services.jobs.rows import Listener, require_own, wait_for
 from services.output import print_json, print_rows
 from services.producer import MAX_IN_FLIGHT, JobProducer, Receipt
 from services.registry.tenants import require_tenant
@@ -30,40 +33,41 @@ ENDED_COLUMNS = {"job_id": "job", "adapter": "adapter", "state": "state", "answe
 async def submit_jobs(
     settings: Settings, requests: Sequence[JobRequest], lane: Lane, wait_s: float | None, *, as_json: bool
 ) -> None:
-    """Send all requests; with `wait_s` show how they ended. Raises InputError if one did not succeed."""
+    """Send all requests; with `wait_s` show how they ended. Raises InputError unless all succeeded."""
     with _progress() as progress:
         if wait_s is None:
             show_sent(await _send(settings, requests, lane, progress), as_json=as_json)
             return
-        rows = await _send_and_wait(settings, requests, lane, wait_s, progress)
+        rows, put_aside = await _send_and_wait(settings, requests, lane, wait_s, progress)
     show_ended(rows, as_json=as_json)
-    failed = [row for row in rows if row["state"] != JobState.SUCCEEDED]
+    failed = [_why(row) for row in rows if row["state"] != JobState.SUCCEEDED]
+    failed += [f"job {job_id} is a dead letter, {why}" for job_id, why in put_aside.items()]
     if failed:
-        raise InputError(f"{len(failed)} of {len(rows)} jobs did not succeed; {_why(failed[0])}")
+        raise InputError(f"{len(failed)} of {len(requests)} jobs did not succeed; {failed[0]}")
 
 
 async def _send_and_wait(
     settings: Settings, requests: Sequence[JobRequest], lane: Lane, wait_s: float, progress: Progress
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], dict[UUID, str]]:
+    """Rows in the order of the requests, and why those without one were put aside."""
     tenants = {request.tenant for request in requests}
     async with open_pool(settings) as pool:
         async with transaction(pool, "look up tenants") as connection:
             for tenant in sorted(tenants):
                 await require_tenant(connection, tenant)
+        begun = datetime.now(UTC)
         receipts = await _send(settings, requests, lane, progress)
         task = progress.add_task("waiting", total=len(requests))
         job_ids = [receipt.job_id for receipt in receipts]
-        rows = await wait_for(
-            pool,
-            tenants,
-            job_ids,
-            wait_s,
-            ended=lambda count: progress.update(task, completed=count),
+        listener = Listener(
             untaken=lambda: progress.console.print(UNTAKEN, highlight=False, soft_wrap=True),
+            ended=lambda count: progress.update(task, completed=count),
+            put_aside=Refusals(settings, receipts, begun).known,
         )
+        waited = await wait_for(pool, tenants, job_ids, wait_s, listener)
         pairs = zip(requests, job_ids, strict=True)
         await require_own(pool, {(request.tenant, job_id): fingerprint(request) for request, job_id in pairs})
-        return rows
+        return [waited.rows[job_id] for job_id in job_ids if job_id in waited.rows], waited.put_aside
 
 
 async def _send(settings: Settings, requests: Sequence[JobRequest], lane: Lane, progress: Progress) -> list[Receipt]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from services.database import Connection
-from services.errors import InputError
+from services.errors import ConfigError, InputError
 from services.registry.names import checked_name, is_name
 from services.secrets import SecretBox, new_producer_key, new_webhook_secret
 
@@ -87,6 +87,16 @@ async def webhook_secrets(connection: Connection, box: SecretBox, tenants: Colle
 
 
 async def producer_keys(connection: Connection, box: SecretBox, tenants: Collection[str]) -> dict[str, bytes]:
-    """HMAC key of each of the tenants that exist and are not disabled, in one query."""
+    """HMAC key of each of the tenants that exist and are not disabled, in one query.
+
+    Raises ConfigError naming the tenant whose key cannot be opened.
+    """
     rows = await connection.fetch(PRODUCER_KEYS, sorted(filter(is_name, set(tenants))))
-    return {row["tenant"]: box.open(row["producer_key"]) for row in rows}
+    return {row["tenant"]: _opened(box, row["tenant"], row["producer_key"]) for row in rows}
+
+
+def _opened(box: SecretBox, tenant: str, sealed: bytes) -> bytes:
+    try:
+        return box.open(sealed)
+    except ConfigError as error:
+        raise ConfigError(f"the producer key of tenant {tenant!r} cannot be opened: {error}") from error

@@ -9,16 +9,16 @@ from functools import partial
 
 from schemas.common import ErrorCode, Lane
 from services import telemetry
-from services.errors import ConfigError, PermanentError
-from services.secrets import SecretBox
+from services.errors import PermanentError
 from services.worker.dead_letters import DeadLetters
 from services.worker.decisions import Conflict, Decision, Ended, Leased, MayStart, Taken
 from services.worker.held import Held
 from services.worker.jobs import Candidate, Job, Outcome, Record, Rejection, cancelled, failed
 from services.worker.ledger import Ledger
 from services.worker.persist import Persistence, isolate
-from services.worker.records import TenantKey, authenticate, parse
+from services.worker.records import authenticate, parse
 from services.worker.store import JobStore
+from services.worker.tenant_keys import TenantKeys
 
 MAX_BATCH = 500
 MAX_RECHECK_S = 1.0
@@ -44,30 +44,6 @@ class Handoff:
     finish: Callable[[Outcome], None]
     starter: Callable[[], MayStart]
     keep: Callable[[Candidate], bool]
-
-
-class TenantKeys:
-    """Producer keys of tenants, opened once per sealed form."""
-
-    def __init__(self, store: JobStore, box: SecretBox | None) -> None:
-        self._store = store
-        self._box = box
-        self._opened: dict[bytes, bytes] = {}
-
-    async def of(self, names: set[str]) -> dict[str, TenantKey]:
-        """The named tenants that exist; keys stay closed where no signature is demanded."""
-        tenants = await self._store.tenants(names)
-        return {name: TenantKey(self._open(name, each.producer_key), each.disabled) for name, each in tenants.items()}
-
-    def _open(self, tenant: str, sealed: bytes) -> bytes:
-        if self._box is None:
-            return b""
-        if sealed not in self._opened:
-            try:
-                self._opened[sealed] = self._box.open(sealed)
-            except ConfigError as error:
-                raise ConfigError(f"the producer key of tenant {tenant!r} cannot be opened: {error}") from error
-        return self._opened[sealed]
 
 
 class Acceptor:

@@ -20,7 +20,7 @@ from services.validation import sentence_of
 from services.worker.cancellation import CancellationStore
 from services.worker.jobs import JobKey
 from services.worker.persist import Persistence
-from services.worker.records import TenantKey
+from services.worker.records import TenantKey, damaged_key
 
 POLL_MS = 1000
 RETRY_S = 5.0
@@ -54,6 +54,8 @@ def may_cancel(cancellation: Cancellation, message: Any, known: TenantKey | None
     sent = next((value for name, value in reversed(message.headers) if name == SIGNATURE_HEADER), None)
     if sent is None:
         return Refusal(f"the record has no {SIGNATURE_HEADER} header, which this pool demands")
+    if known.key is None:
+        return Refusal(damaged_key(tenant))
     expected = signature(known.key, message.value).encode()
     if hmac.compare_digest(sent.lower(), expected):
         return None

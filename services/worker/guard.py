@@ -106,6 +106,8 @@ class Guard:
         """Where records are signed, nobody's garbage counts against another tenant."""
         if tenant.disabled or not self._require_signature:
             return not tenant.disabled
+        if tenant.key is None:
+            return False
         sent = (rejection.record.header(SIGNATURE_HEADER) or b"").lower()
         return hmac.compare_digest(sent, signature(tenant.key, rejection.record.value or b"").encode())
 

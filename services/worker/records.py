@@ -22,9 +22,9 @@ from services.worker.ledger import Partition, Place
 
 @dataclass(frozen=True, slots=True)
 class TenantKey:
-    """A tenant's producer key, opened; a disabled tenant's records are refused."""
+    """A tenant's producer key, opened, None if it is damaged; a disabled tenant's records are refused."""
 
-    key: bytes
+    key: bytes | None
     disabled: bool
 
 
@@ -105,11 +105,21 @@ def authenticate(
     sent = _text(candidate.record.header(SIGNATURE_HEADER))
     if sent is None:
         return _unauthenticated(candidate, f"the record has no {SIGNATURE_HEADER} header, which this pool demands")
+    if known.key is None:
+        return _unauthenticated(candidate, f"{damaged_key(tenant)}; then send it back with `loraq dlq replay`")
     expected = signature(known.key, candidate.record.value or b"")
     if hmac.compare_digest(sent.lower().encode(), expected.encode()):
         return None
     return _unauthenticated(
         candidate, f"the {SIGNATURE_HEADER} header does not match the producer key of tenant {tenant!r}"
+    )
+
+
+def damaged_key(tenant: str) -> str:
+    """Why no signature of the tenant can be checked, and what to do."""
+    return (
+        f"the producer key of tenant {tenant!r} is damaged in the database, so no signature can be checked with it;"
+        " restore it from a backup"
     )
 
 

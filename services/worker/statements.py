@@ -42,6 +42,8 @@ from loraq.tenants
 where tenant = any($1::text[])
 """
 
+PRODUCER_KEYS = "select producer_key from loraq.tenants"
+
 ANY_TENANT = "select exists (select from loraq.tenants where disabled_at is null)"
 
 TAKE_FRESH = f"""

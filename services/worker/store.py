@@ -76,6 +76,11 @@ class JobStore:
             rows = await connection.fetch(sql.TENANTS, list(filter(is_name, names)))
         return {row["tenant"]: Tenant(row["producer_key"], row["disabled"]) for row in rows}
 
+    async def producer_keys(self) -> list[bytes]:
+        """Every tenant's producer key, sealed."""
+        async with pooled(self._pool, "look up producer keys") as connection:
+            return [row["producer_key"] for row in await connection.fetch(sql.PRODUCER_KEYS)]
+
     async def any_tenant(self) -> bool:
         """Whether any tenant is registered and not disabled."""
         async with pooled(self._pool, "look up tenants") as connection:

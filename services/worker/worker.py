@@ -14,7 +14,7 @@ from services.objectstore import ObjectStore
 from services.secrets import SecretBox
 from services.settings import Settings
 from services.staging import Stager
-from services.worker.acceptor import Acceptor, Handoff, TenantKeys
+from services.worker.acceptor import Acceptor, Handoff
 from services.worker.adapters import Adapters, Tell, Waits
 from services.worker.backlog import Backlog
 from services.worker.breaker import BreakerLimits
@@ -39,6 +39,7 @@ from services.worker.persist import Persistence
 from services.worker.protocol import Done
 from services.worker.runner import Desk, Limits, Runner
 from services.worker.store import JobStore
+from services.worker.tenant_keys import TenantKeys
 
 DATABASE_PAUSE = "database"
 

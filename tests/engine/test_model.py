@@ -72,6 +72,7 @@ def test_says_why_a_model_cannot_be_served(model_dir: Path, fields: dict[str, An
     [
         ("config.json", None, r"config\.json does not exist"),
         ("config.json", b"{", r"config\.json cannot be read as JSON"),
+        ("config.json", b"[" * 50_000, r"config\.json cannot be read as JSON"),
         ("config.json", b"[]", r"config\.json must hold a JSON object"),
         ("tokenizer.json", None, r"tokenizer\.json does not exist"),
         ("model.safetensors", None, r"holds neither model\.safetensors nor model\.safetensors\.index\.json"),

@@ -112,6 +112,9 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         Tokenizer(tmp_path)
     with pytest.raises(ModelError, match=r"chat template of .* is broken"):
         with_template(tmp_path, "{% for %}")
+    (tmp_path / "tokenizer_config.json").write_text("[" * 50_000)
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json is not JSON"):
+        Tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match=r"tokenizer\.json is not a tokenizer"):
         Tokenizer(tmp_path)

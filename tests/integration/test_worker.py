@@ -11,6 +11,8 @@ from schemas.events import CloudEvent, WebhookBody
 from services.identifiers import uuid7
 from services.objectstore import Location
 from services.registry.endpoints import add_endpoint
+from services.registry.tenants import add_tenant
+from services.secrets import SecretBox
 from services.settings import Settings
 from services.signing import SIGNATURE_HEADER, signature
 from tests.builders import lora_adapter, tiny_llama
@@ -239,3 +241,21 @@ async def test_where_signatures_are_demanded_an_unsigned_record_is_refused(setti
     assert row["state"] == "succeeded"
     assert {header(record, "loraq-error-code") for record in dead} == {"unauthenticated"}
     assert {record.value for record in dead} == {unsigned, forged}
+
+
+async def test_a_damaged_producer_key_puts_aside_the_jobs_of_its_tenant_alone(settings: Settings) -> None:
+    settings = settings.model_copy(update={"require_signed_jobs": True})
+    async with open_world(settings) as world:
+        async with world.pool.acquire() as connection:
+            await add_tenant(connection, SecretBox(settings.secret_key), "damaged")
+            await connection.execute("update loraq.tenants set producer_key = 'x' where tenant = 'damaged'")
+        async with running_worker(settings):
+            theirs, ours = as_json(tenant="damaged"), as_json(job_id=str(uuid7()))
+            for value in (theirs, ours):
+                await world.send(
+                    value, headers=[(SIGNATURE_HEADER, signature(world.producer_key.encode(), value).encode())]
+                )
+            [dead] = await world.dead_letters(1)
+            [row] = await world.ended(UUID(json.loads(ours)["job_id"]))
+    assert (row["state"], dead.value) == ("succeeded", theirs)
+    assert "the producer key of tenant 'damaged' is damaged" in header(dead, "loraq-error-message")

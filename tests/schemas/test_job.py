@@ -74,6 +74,24 @@ def test_the_json_schema_refuses_the_same(name: str, fields: dict[str, Any]) -> 
     assert not SCHEMA.is_valid(GOOD | fields)
 
 
+@pytest.mark.parametrize(
+    ("metadata", "path"),
+    [
+        ('{"a":NaN}', "metadata.a"),
+        ('{"a":"NaN","b":[1,{"c":-Infinity}]}', "metadata.b.1.c"),
+        ('{"a":1e999}', "metadata.a"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused_where_they_stand_in_metadata(metadata: str, path: str) -> None:
+    with pytest.raises(ValidationError, match=f"{path} is no finite number, and JSON has no others"):
+        JobRequest.model_validate_json(f'{{"tenant":"acme","prompt":"Hello","metadata":{metadata}}}')
+
+
+def test_the_names_of_such_numbers_may_stand_in_text() -> None:
+    metadata = {"NaN": "Infinity", "a": ["-Infinity", 1e308]}
+    assert JobRequest.model_validate(GOOD | {"metadata": metadata}).metadata == metadata
+
+
 @pytest.mark.parametrize("value", [b"", b"not json", b"[]", b"null", b'{"tenant": "acme"', b"\xff\xfe"])
 def test_what_is_no_json_object_is_refused(value: bytes) -> None:
     with pytest.raises(ValidationError):

@@ -187,6 +187,13 @@ async def test_an_address_that_is_taken_is_named() -> None:
                 pass
 
 
+async def test_a_port_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    settings = Settings(_env_file=None, http_port_file=tmp_path / "absent" / "port")
+    with pytest.raises(ConfigError, match=r"LORAQ_HTTP_PORT_FILE: cannot write .*absent/port: No such file"):
+        async with serve_health(Lifecycle(), "sample", settings):
+            pass
+
+
 async def test_a_task_that_dies_while_stopping_is_a_failure_too() -> None:
     life = Lifecycle()
 

@@ -1,9 +1,11 @@
-"""What commands print of what tenants wrote."""
+"""What commands print of what tenants wrote, and which times they take."""
 
+import click
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.output import cell, visible
+from services.output import DURATION_S, cell, visible
 
 
 def test_a_terminal_obeys_nothing_that_a_tenant_wrote() -> None:
@@ -18,3 +20,10 @@ def test_what_can_be_seen_is_left_as_it_is(text: str) -> None:
     shown = visible(text)
     assert visible(shown) == shown
     assert all(character.isprintable() or character in "\t\n" for character in shown if ord(character) < 0xA0)
+
+
+def test_a_duration_is_a_number_within_bounds() -> None:
+    assert DURATION_S.convert("0.5", None, None) == 0.5
+    for text in ("nan", "inf", "-1", "9999999", "soon"):
+        with pytest.raises(click.BadParameter, match=text):
+            DURATION_S.convert(text, None, None)

@@ -51,9 +51,11 @@ async def test_waiting_in_vain_says_what_was_refused() -> None:
             await receiver.wait_for(1, timeout_s=0.01)
 
 
-async def test_a_taken_port_and_a_bad_secret_are_named() -> None:
+async def test_a_taken_port_a_bad_secret_and_a_bad_host_are_named() -> None:
     with pytest.raises(SecretError, match="base64"):
         WebhookReceiver("whsec_?")
+    with pytest.raises(ConfigError, match=r"'aaa.* no host can have that name"):
+        WebhookReceiver(SECRET, host="a" * 300)
     async with WebhookReceiver(SECRET) as receiver:
         with pytest.raises(ConfigError, match=str(receiver.port)):
             async with WebhookReceiver(SECRET, port=receiver.port):

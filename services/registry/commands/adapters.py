@@ -8,6 +8,7 @@ import click
 
 from services.database import Connection
 from services.output import (
+    DURATION_S,
     json_option,
     on_database,
     one_tenant_option,
@@ -42,9 +43,7 @@ def adapters() -> None:
 @tenant_option
 @click.option("--name", required=True, help="Name under which jobs ask for it.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the registrar's verdict.")
-@click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0), default=DEFAULT_WAIT_S, help="Seconds to wait for it."
-)
+@click.option("--timeout", "timeout_s", type=DURATION_S, default=DEFAULT_WAIT_S, help="Seconds to wait for it.")
 @json_option
 def push_command(directory: Path, tenant: str, name: str, no_wait: bool, timeout_s: float, as_json: bool) -> None:
     """Push the PEFT directory DIRECTORY as a new version of NAME."""

@@ -3,7 +3,7 @@
 import ipaddress
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from yarl import URL
 
@@ -190,6 +190,7 @@ def test_every_address_of_the_table_is_refused_literally_and_mapped(
 
 
 @given(st.text(max_size=30))
+@example("\0")
 def test_no_text_breaks_the_guard(text: str) -> None:
     refusal(f"http://{text}/")
     refusal(text)

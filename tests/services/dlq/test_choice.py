@@ -58,6 +58,8 @@ def test_times_are_moments_or_ages() -> None:
     for text in ("yesterday", "5w", ""):
         with pytest.raises(click.BadParameter, match=r"is no time like .* and no age like"):
             when(text)
+    with pytest.raises(click.BadParameter, match=r"'999999d' is longer ago than the year 1"):
+        when("999999d")
 
 
 def test_what_is_no_place_and_no_assignment_is_refused_with_an_example() -> None:
@@ -68,6 +70,8 @@ def test_what_is_no_place_and_no_assignment_is_refused_with_an_example() -> None
     assert assignment("adapter=tone") == ("adapter", "tone")
     assert assignment("adapter=null") == ("adapter", None)
     assert assignment("prompt=a=b") == ("prompt", "a=b")
+    with pytest.raises(click.BadParameter, match=r"the value of metadata\.a is nested too deeply"):
+        assignment("metadata.a=" + "[" * 100_000)
     for text in ("adapter", "=x", "a..b=1"):
         with pytest.raises(click.BadParameter, match="is not FIELD=VALUE"):
             assignment(text)

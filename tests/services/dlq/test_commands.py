@@ -8,7 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from schemas.common import Lane
+from schemas.common import ErrorCode, Lane
+from services import headers as names
 from services.dlq.choice import Choice
 from services.dlq.edits import Edit
 from services.dlq.listing import newest
@@ -17,11 +18,20 @@ from services.registry.tenants import add_tenant
 from services.secrets import SecretBox
 from services.settings import Settings
 from services.signing import SIGNATURE_HEADER, signature
+from services.worker.dead_letters import dead_letter
+from services.worker.jobs import Record, Rejection
+from services.worker.ledger import Partition, Place
 from tests.integration.workers import running_worker
 from tests.integration.world import World, job_request, open_world
 from tests.processes import loraq
+from tests.services.dlq.letters import request
 from tests.waiting import eventually
 
+UNREGISTERED = Rejection(
+    Record(Place(Partition("loraq.default.jobs.standard", 0), 7), Lane.STANDARD, None, request(), (), 0),
+    ErrorCode.UNAUTHENTICATED,
+    "no tenant 'acme' is registered",
+)
 TYPO = {"max_token": 3}
 
 
@@ -143,6 +153,25 @@ async def test_a_whole_value_replaces_one_letter_and_is_signed_in_its_tenants_na
         assert (done.returncode, done.stderr) == (0, "1 sent back\n")
         await eventually(world.jobs, what="the job's row")
         assert len(await world.dead_letters(2)) == 2
+
+
+async def test_a_record_that_loraq_did_not_put_there_is_named_and_holds_up_no_other(settings: Settings) -> None:
+    async with open_world(settings) as world:
+        for header in (names.VALUE_OMITTED, names.SOURCE_PARTITION, names.ERROR_CODE, None):
+            headers = dead_letter(UNREGISTERED).headers + ([(header, b"-1")] if header else [])
+            await world.producer.send_and_wait(
+                settings.dead_topic, request(), headers=headers, timestamp_ms=2**62 if header else None
+            )
+        letters, counts = await newest(settings, Choice(), 10)
+        assert counts == {"not loraq's": 3, "unauthenticated": 1}
+        listed = await dlq(settings, "list", "--message", "loraq-value-omitted should be a number")
+        assert "9999-12-31" in listed.stdout
+        strange = next(each for each in letters if each.code is None)
+        shown = await dlq(settings, "show", str(strange.place), "--json")
+        assert [each["letter"] for each in lines(shown.stdout)] == [str(strange.place)]
+        replayed = await dlq(settings, "replay", "--all", "--lane", "standard", "--json")
+        outcomes = Counter(row["outcome"] for row in lines(replayed.stdout))
+        assert outcomes == {"replayed": 1, "refused": 3}, replayed.stderr
 
 
 async def test_what_is_missing_is_named(settings: Settings) -> None:

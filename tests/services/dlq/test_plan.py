@@ -58,7 +58,13 @@ def test_another_lane_is_named_and_a_partition_that_is_gone_is_left_to_the_parti
 
 
 def test_what_loraq_did_not_put_there_is_not_sent_back() -> None:
-    assert "loraq did not put it there" in refused(letter_of(Message(b"k", b"v", [])))
+    assert "loraq did not put it there: it has no loraq-error-code" in refused(letter_of(Message(b"k", b"v", [])))
+
+
+def test_what_no_client_can_send_needs_another_value() -> None:
+    letter = replace(put_aside(b"{}", key=None, code=ErrorCode.UNAUTHENTICATED), value=None)
+    assert "neither key nor value" in refused(letter)
+    assert sent(letter, replace(ORDER, edit=Edit(value=request()))).value == request()
 
 
 @pytest.mark.parametrize(
@@ -98,6 +104,9 @@ def test_fields_are_set_and_removed_and_the_rest_stays() -> None:
     [
         (put_aside(b"\xff"), Edit(unsets=("colour",)), "its value is not JSON"),
         (put_aside(b"[1]"), Edit(unsets=("colour",)), "no JSON object"),
+        (put_aside(b"[" * 100_000), Edit(unsets=("colour",)), "its value is not JSON"),
+        (put_aside(b"{}"), Edit(sets=((".".join("a" * 100_000), 1),)), "would be nested too deeply"),
+        (put_aside(b"{}"), Edit(value=b"[" * 100_000), "still no valid job request: the value is not JSON"),
         (put_aside(request(sampling=3)), Edit(sets=(("sampling.max_tokens", 1),)), "'sampling' is no object"),
         (put_aside(request(colour=1)), Edit(sets=(("adapter", "tone"),)), "still no valid job request: field 'colour'"),
     ],

@@ -2,12 +2,19 @@
 
 import asyncio
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
+from aiokafka.admin import NewTopic
+from pydantic import SecretStr
+
 from schemas.common import Lane
+from services import kafka
 from services.identifiers import uuid7
+from services.registry.tenants import add_tenant
+from services.secrets import SecretBox
 from services.settings import Settings
 from tests.integration.workers import running_worker
 from tests.integration.world import TENANT, World, open_world
@@ -86,6 +93,37 @@ async def jobs_are_listed_and_shown(settings: Settings, world: World) -> None:
     assert "T" in detail["accepted_at"]
     absent = await run(settings, "jobs", "01930000-0000-7000-8000-000000000000")
     assert absent.stderr.startswith("loraq: there is no job 01930000-0000-7000-8000-000000000000")
+
+
+async def test_a_wait_ends_for_what_was_put_aside_and_shows_the_rest(settings: Settings, tmp_path: Path) -> None:
+    file = tmp_path / "jobs.jsonl"
+    file.write_text("".join(json.dumps({"tenant": name, "prompt": name}) + "\n" for name in ("other", TENANT)))
+    settings = settings.model_copy(update={"require_signed_jobs": True})
+    async with open_world(settings) as world, running_worker(settings):
+        async with world.pool.acquire() as connection:
+            await add_tenant(connection, SecretBox(settings.secret_key), "other")
+        signing = settings.model_copy(update={"producer_key": SecretStr(world.producer_key)})
+        ended = await run(signing, "submit", "--file", str(file), "--wait", "--json", "--wait-timeout", "60")
+        assert ended.returncode == 1
+        assert [row["output_text"] for row in lines(ended.stdout)] == [TENANT]
+        assert re.match("loraq: 1 of 2 jobs did not succeed; job .* is a dead letter, unauthenticated: ", ended.stderr)
+        assert "does not match the producer key of tenant 'other'; see `loraq dlq show " in ended.stderr
+
+
+async def test_a_wait_goes_on_where_dead_letters_cannot_be_read(settings: Settings) -> None:
+    elsewhere = settings.model_copy(update={"topic_prefix": f"{settings.topic_prefix}.elsewhere"})
+    async with open_world(settings):
+        await kafka_without_dead_letters(elsewhere)
+        ended = await run(elsewhere, "submit", "--tenant", TENANT, "--prompt", "x", "--wait", "--wait-timeout", "8")
+    assert ended.stderr.startswith(
+        f"Whether jobs were put aside is not known: there is no topic {elsewhere.dead_topic}"
+    )
+    assert "1 of 1 jobs did not end within 8 s" in ended.stderr
+
+
+async def kafka_without_dead_letters(settings: Settings) -> None:
+    async with kafka.admin(settings) as admin:
+        await admin.create_topics([NewTopic(settings.jobs_topic(Lane.STANDARD), 1, 1)])
 
 
 async def test_a_wait_names_the_tenant_that_is_not_registered(settings: Settings) -> None:

@@ -37,6 +37,8 @@ def test_every_line_of_a_file_is_a_request_and_options_fill_gaps() -> None:
     ("line", "sentence"),
     [
         ("{", "jobs.jsonl line 2: .*JSON"),
+        ("[" * 100_000, "jobs.jsonl line 2: the value is not JSON: recursion limit exceeded"),
+        ('{"metadata": ' + '{"a": ' * 100_000, "jobs.jsonl line 2: the value is not JSON: recursion limit exceeded"),
         ("[]", "jobs.jsonl line 2: the value is not a JSON object"),
         ('{"tenant": "acme", "prompt": "x", "colour": 1}', "jobs.jsonl line 2: field 'colour' is not known"),
     ],

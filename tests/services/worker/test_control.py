@@ -60,3 +60,6 @@ def test_a_signature_is_of_the_value_and_by_the_tenants_key() -> None:
     assert "does not match" in reason(may_cancel(ASKED, header(b"00"), KNOWN, signed=True))
     assert SIGNATURE_HEADER in reason(may_cancel(ASKED, header(None), KNOWN, signed=True))
     assert SIGNATURE_HEADER in reason(may_cancel(ASKED, Message(), KNOWN, signed=True))
+    damaged = TenantKey(None, disabled=False)
+    assert "key of tenant 'acme' is damaged" in reason(may_cancel(ASKED, header(good.encode()), damaged, signed=True))
+    assert may_cancel(ASKED, Message(), damaged, signed=False) is None

@@ -13,6 +13,7 @@ from services.worker.ledger import Partition, Place
 from services.worker.records import TenantKey, authenticate, parse
 
 TENANTS = {"acme": TenantKey(b"key", disabled=False), "gone": TenantKey(b"key", disabled=True)}
+DAMAGED = {"acme": TenantKey(None, disabled=False)}
 
 
 def record(value: bytes | None, headers: Headers = (), offset: int = 7) -> Record:
@@ -129,3 +130,12 @@ def test_a_signature_must_be_there_and_match_the_value() -> None:
         found = candidate(((SIGNATURE_HEADER, wrong.encode()),))
         expected = f"the {SIGNATURE_HEADER} header does not match the producer key of tenant 'acme'"
         assert refusal(found, signed=True) == expected
+
+
+def test_where_the_key_is_damaged_no_signature_holds_and_the_tenant_is_named() -> None:
+    found = candidate(((SIGNATURE_HEADER, b"any"),))
+    rejection = authenticate(found, DAMAGED, require_signature=True)
+    assert rejection is not None
+    assert rejection.code is ErrorCode.UNAUTHENTICATED
+    assert rejection.message.startswith("the producer key of tenant 'acme' is damaged in the database")
+    assert authenticate(found, DAMAGED, require_signature=False) is None

@@ -1,0 +1,59 @@
+"""Hosts and ports as people write them. Pure."""
+
+import re
+from ipaddress import ip_address
+from urllib.parse import parse_qs, unquote, urlsplit
+
+LAST_PORT = 65535
+
+
+def is_host(text: str) -> bool:
+    """Whether a host can have that name or address; an IPv6 address may stand in brackets."""
+    try:
+        ip_address(text.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        pass
+    else:
+        return True
+    try:
+        name = text.encode("idna")
+    except UnicodeError:  # a label that is empty or too long
+        return False
+    return re.fullmatch(rb"[A-Za-z0-9._-]{1,253}", name) is not None
+
+
+def is_port(text: str) -> bool:
+    """Whether the text is the number of a port to connect to."""
+    return re.fullmatch(r"[0-9]{1,5}", text) is not None and 1 <= int(text) <= LAST_PORT
+
+
+def host_and_port(address: str) -> tuple[str, str]:
+    """The two parts of `host:port` or `[IPv6]:port`; the port is empty where there is none."""
+    if address.startswith("["):
+        host, bracket, port = address.partition("]")
+        return host + bracket, port.removeprefix(":")
+    host, _, port = address.partition(":")
+    return host, port
+
+
+def is_database_url(url: str) -> bool:
+    """Whether a Postgres client can read all of it: several hosts, sockets and `?port=` included."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    hosts = parts.netloc.rpartition("@")[2]
+    addresses = [host_and_port(address) for address in hosts.split(",")] if hosts else []
+    ports = [port for _, port in addresses if port]
+    ports += [port for listed in parse_qs(parts.query).get("port", []) for port in listed.split(",")]
+    return (
+        parts.scheme in ("postgres", "postgresql")
+        and all(not host or is_host(host) or unquote(host).startswith("/") for host, _ in addresses)
+        and all(map(is_port, ports))
+    )
+
+
+def hosts_of(database_url: str, default_port: int = 5432) -> str:
+    """host:port of the database, or several, for messages; never the password."""
+    hosts = urlsplit(database_url).netloc.rpartition("@")[2] or "the local socket"
+    return hosts if re.search(r":[0-9]+$", hosts) else f"{hosts}:{default_port}"
