@@ -9,11 +9,11 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.layout import column_tiles, tile_bytes
-from engine.kernels.triton.launch import Launch, Runner, Scratch, version
+from engine.kernels.triton.launch import Launch, Runner, Scratch, check_in_place, version
 from engine.kernels.triton.plan import Plans
 from engine.kernels.triton.table import EXPAND, SHRINK, Architecture, ExpandBlocks, ShrinkBlocks, phase, rows, width
 from engine.kernels.triton.tiles import dot_exact, dot_narrow, load_tiles, rounded
-from engine.kernels.types import LoraBatch
+from engine.kernels.types import TILE_COLUMNS, LoraBatch
 
 MAX_PROJECTIONS = 3
 RANK_STEP = 16
@@ -225,6 +225,7 @@ class Lora:
         block_m = rows(blocks.block_m, x.dtype.itemsize)
         work = self._plans.get(group.lora.segments, group.lora.segment_slots, len(x), block_m)
         n0, n1, n2 = (*sizes, 0, 0)[:MAX_PROJECTIONS]
+        check_in_place(block_m * blocks.tiles_n * TILE_COLUMNS, blocks.num_warps)
         arguments = (
             *(y, h, pages_of_layer(tables.pool, group.layer, x.dtype), tables.adapter_pages, tables.parts),
             *(tables.scales, work.items, y.stride(0), x.shape[1], n0, n1, n2, *_table_strides(group), group.rank_bound),
