@@ -73,22 +73,27 @@ Read = tuple[str, Architecture, Launch, Facts]
 
 def compile_launch(launch: Launch, architecture: Architecture) -> Any:
     """Triton's compiled kernel, specialised as the launch itself would be."""
-    names = launch.kernel.arg_names
-    free = {p.name for p in launch.kernel.params if p.do_not_specialize}
     signature: dict[str, str] = {}
     constants: dict[str, object] = dict(launch.constants)
     attributes: dict[tuple[int, ...], list[list[str | int]]] = {}
-    for index, (name, value) in enumerate(zip(names, launch.arguments, strict=False)):
-        constant = value is None or (isinstance(value, int) and value == 1 and name not in free)
-        signature[name] = "constexpr" if constant else _type(value)
-        if constant:
-            constants[name] = value
-        elif name not in free and _divisible(value):
+    for index, (name, kind, is_divisible) in enumerate(_specialised(launch)):
+        signature[name] = kind
+        if kind == "constexpr":
+            constants[name] = launch.arguments[index]
+        elif is_divisible:
             attributes[(index,)] = [["tt.divisibility", 16]]
     signature |= dict.fromkeys(launch.constants, "constexpr")
     source = ASTSource(launch.kernel, signature, constants, attributes)
     options = {**COMPILER, "num_warps": launch.num_warps, "num_stages": launch.num_stages}
     return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+
+
+def _specialised(launch: Launch) -> Iterator[tuple[str, str, bool]]:
+    """(name, type, whether it is a multiple of 16) of each argument as Triton sees it: 1 and None are constants."""
+    free = {p.name for p in launch.kernel.params if p.do_not_specialize}
+    for name, value in zip(launch.kernel.arg_names, launch.arguments, strict=False):
+        constant = value is None or (isinstance(value, int) and value == 1 and name not in free)
+        yield name, "constexpr" if constant else _type(value), name not in free and not constant and _divisible(value)
 
 
 def _type(value: Argument) -> str:
@@ -160,13 +165,14 @@ def distinct(launches: Iterable[Launch]) -> list[Launch]:
     """One launch of each that compiles to something of its own."""
     found: dict[tuple[object, ...], Launch] = {}
     for launch in launches:
-        shape = tuple(
-            (_type(v), _divisible(v), isinstance(v, int) and v == 1) if v is not None else None
-            for v in launch.arguments
-        )
-        key = (launch.name, shape, tuple(launch.constants.items()), launch.num_warps, launch.num_stages)
-        found.setdefault(key, launch)
+        found.setdefault(variant_of(launch), launch)
     return list(found.values())
+
+
+def variant_of(launch: Launch) -> tuple[object, ...]:
+    """What it is compiled for: two launches with the same are one kernel."""
+    arguments = tuple(_specialised(launch))
+    return launch.name, arguments, tuple(launch.constants.items()), launch.num_warps, launch.num_stages
 
 
 def table(found: Iterable[Read]) -> str:
@@ -194,7 +200,7 @@ def table(found: Iterable[Read]) -> str:
 def variants(architecture: Architecture) -> list[tuple[str, Launch]]:
     """(phase, launch) of everything that the models' steps compile to on an architecture."""
     by_phase: dict[str, list[Launch]] = defaultdict(list)
-    for _, phase, launch in all_launches(architecture):
+    for phase, launch in all_launches(architecture):
         by_phase[phase].append(launch)
     return [(phase, launch) for phase, some in by_phase.items() for launch in distinct(some)]
 
@@ -229,7 +235,7 @@ def write_section(document: Path, name: str, text: str) -> None:
 def main() -> None:
     """Compile everything and write docs/kernels.md."""
     write_section(DOCUMENT, "cost", report())
-    made = f"Triton {triton.__version__}, bf16, `python -m engine.kernels.triton.compiled`"
+    made = f"Triton {triton.__version__}, bf16 or as named, `python -m engine.kernels.triton.compiled`"
     write_section(DOCUMENT, "compiled", f"{made}\n\n{table(_told(read_all()))}")
 
 
