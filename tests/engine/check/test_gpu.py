@@ -14,7 +14,7 @@ import torch
 
 from engine import Engine
 from engine.backend import Backend
-from engine.check.device_tests import run_device_tests
+from engine.check.device_tests import TIMED_OUT, run_device_tests
 from engine.check.findings import Findings, run_parts
 from engine.check.gpu import PARTS, main, measuring
 from engine.check.speed import Case, Speed, requests_of
@@ -174,6 +174,18 @@ def test_the_worst_exit_code_of_all_files_counts(tmp_path: Path, capsys: pytest.
     printed = capsys.readouterr().out
     assert "1 passed" in printed
     assert "1 failed" in printed
+
+
+def test_a_file_that_hangs_is_ended_and_what_it_said_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    says = "    with capsys.disabled():\n        print('so far', flush=True)\n"
+    hangs = f"import threading\n\ndef test_it(capsys):\n{says}    threading.Event().wait()\n"
+    (tmp_path / "test_hangs.py").write_text(hangs)
+    assert run_device_tests([tmp_path], most_seconds=15.0) == TIMED_OUT
+    printed = capsys.readouterr().out
+    assert "so far" in printed
+    assert "test_hangs.py: took longer and was ended after 15 s" in printed
 
 
 def test_each_process_of_the_tests_has_one_thread(tmp_path: Path) -> None:
