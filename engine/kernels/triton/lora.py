@@ -225,7 +225,8 @@ class Lora:
         block_m = rows(blocks.block_m, x.dtype.itemsize)
         work = self._plans.get(group.lora.segments, group.lora.segment_slots, len(x), block_m)
         n0, n1, n2 = (*sizes, 0, 0)[:MAX_PROJECTIONS]
-        check_in_place(block_m * blocks.tiles_n * TILE_COLUMNS, blocks.num_warps)
+        tiles_n = blocks.tiles_of(x.dtype)
+        check_in_place(block_m * tiles_n * TILE_COLUMNS, blocks.num_warps)
         arguments = (
             *(y, h, pages_of_layer(tables.pool, group.layer, x.dtype), tables.adapter_pages, tables.parts),
             *(tables.scales, work.items, y.stride(0), x.shape[1], n0, n1, n2, *_table_strides(group), group.rank_bound),
@@ -234,11 +235,11 @@ class Lora:
             "NUM_PROJECTIONS": len(sizes),
             "TILES_PER_PAGE": tables.pool.shape[2] // tile_bytes(x.dtype),
             "BLOCK_M": block_m,
-            "TILES_N": blocks.tiles_n,
+            "TILES_N": tiles_n,
             "BLOCK_R": blocks.block_r,
             "SPLIT_K": shrunk.split_k,
         }
-        grid = (work.capacity, sum(-(-column_tiles(n) // blocks.tiles_n) for n in sizes))
+        grid = (work.capacity, sum(-(-column_tiles(n) // tiles_n) for n in sizes))
         self._run(Launch(expand, grid, arguments, constants, blocks.num_warps, blocks.num_stages))
 
 

@@ -8,6 +8,8 @@ newer than the device: 86 and 89 use 80's rows, 120 uses 100's.
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 Phase = Literal["decode", "prefill", "invariant"]
 Architecture = Literal[80, 90, 100]
 
@@ -20,6 +22,7 @@ WIDE_INPUT = 2048
 KEY_BYTES = 256
 FLOAT32_BYTES = 4
 MIN_DOT = 16  # the least size of a side that a product on tensor cores takes
+MOST_FP16_TILES = 2
 COMBINED_PARTS = 16  # parts of a context that are read at once; 4096 positions have as many
 
 
@@ -47,6 +50,10 @@ class ExpandBlocks:
     num_warps: int
     num_stages: int
     measured: str = NOT_MEASURED
+
+    def tiles_of(self, dtype: torch.dtype) -> int:
+        """Column tiles of a block: fp16 is multiplied in tf32, whose wider operands would spill."""
+        return min(self.tiles_n, MOST_FP16_TILES) if dtype == torch.float16 else self.tiles_n
 
 
 @dataclass(frozen=True)

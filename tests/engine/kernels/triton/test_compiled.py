@@ -170,6 +170,8 @@ def test_shape_classes() -> None:
     assert phase(32, 32) == phase(33, 5) == "decode"
     assert phase(2048, 32) == phase(17, 1) == "prefill"
     assert (width(576), width(4096)) == ("narrow", "wide")
+    blocks = EXPAND["decode", 90]
+    assert (blocks.tiles_of(torch.bfloat16), blocks.tiles_of(torch.float16)) == (blocks.tiles_n, 2)
 
 
 def test_the_table_shows_the_worst_of_all_shapes() -> None:
