@@ -130,10 +130,12 @@ def _decoding(engine: Engine, case: Case, new_tokens: int) -> Iterator[None]:
     """All prompts of the case are computed, and every step makes a token of each request until the end."""
     engine.generate([_one_token_of(name) for name in numbered(case.adapters)])  # so that none waits while others decode
     ids = [engine.add(request) for request in requests_of(case, engine.model_config.vocab_size, new_tokens)]
-    while engine.num_uncomputed:
-        engine.step()
-    yield
-    ran_throughout = [engine.cancel(request_id) for request_id in ids]
+    try:
+        while engine.num_uncomputed:
+            engine.step()
+        yield
+    finally:
+        ran_throughout = [engine.cancel(request_id) for request_id in ids]
     assert all(ran_throughout), f"{new_tokens} tokens a request did not last; the steps were not those of {case.name}"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from engine.check.attempt import Attempts
 from engine.check.model import RandomModel, random_adapter, random_model
 from engine.check.peer import measure_peft
 from engine.check.speed import (
@@ -21,8 +22,8 @@ from engine.check.speed import (
 )
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.kernels.triton.cost import LLAMA, RATIO_KEPT, Load, decode_step, ratio
-from engine.kernels.triton.shapes import ModelShape
+from engine.kernels.triton.cost import RATIO_KEPT, Load, decode_step, ratio
+from engine.kernels.triton.shapes import LLAMA, ModelShape
 
 MAKES_ENGINE = Callable[..., Engine]
 GIB = 1 << 30
@@ -33,8 +34,8 @@ COLD = "cold"
 class Scale:
     """Sizes of a run.
 
-    The first case of a context and a number of requests is without adapters. `peft` is measured by both; `overlap` runs
-    while `cold` more adapters of rank `cold_rank` come in, one after the other.
+    The first case of a context and a number of requests is without adapters. `peft` is one of the cases, which the peer
+    computes as well; `overlap` runs while `cold` more adapters of rank `cold_rank` come in, one after the other.
     """
 
     shape: ModelShape
@@ -63,14 +64,16 @@ class Scale:
 
 
 # Pages for 32 adapters of each rank and the longest case take 41 GB; beside them lie the weights, 16 GB, and once more
-# those of fused projections, 9 GB: a GPU of 80 GB has room for all of it.
+# those of fused projections, 9 GB: a GPU of 80 GB has room for all of it. At a context of 4096, 128 requests would take
+# 69 GB more.
 LLAMA_SCALE = Scale(
     shape=LLAMA,
     device="cuda",
     dtype="bfloat16",
     ranks=(8, 16, 32, 64),
     cases=(
-        *(Case(32, adapters, context) for context in (1024, 4096) for adapters in (0, 1, 8, 32)),
+        *(Case(32, adapters, 1024) for adapters in (0, 1, 8, 32)),
+        *(Case(32, adapters, 4096) for adapters in (0, 32)),
         *(Case(128, adapters, 1024) for adapters in (0, 128)),
     ),
     peft=Case(32, 32, 1024),
@@ -102,13 +105,14 @@ class Row:
 class EngineReport:
     """Filled as it is measured, so that a failure keeps what came before.
 
-    `invariant` is the case of `peft` with `batch_invariant`, `plain` the same without.
+    `invariant` is the case of `peft` with `batch_invariant`, `plain` the same without: one of the rows.
     """
 
     rows: list[Row] = field(default_factory=list)
     plain: Speed | None = None
     invariant: Speed | None = None
     overlap: Overlap | None = None
+    attempts: Attempts = field(default_factory=Attempts)
 
 
 @dataclass(frozen=True)
@@ -125,36 +129,51 @@ def measure_engine(
     directory: Path,
     make_engine: MAKES_ENGINE,
     wait: Callable[[], None],
-    trace: Path | None,
+    trace: Path,
 ) -> None:
-    """Everything but the peer, on one random model. `trace` is written last: profiling disturbs what comes after."""
+    """Everything but the peer, on one random model. Each measure is on its own: one that fails keeps the others.
+
+    `trace` is written last, as profiling disturbs what comes after.
+    """
     _free(scale)
     model, adapters = _random_model(scale, directory)
     where, dtype = torch.device(scale.device), getattr(torch, scale.dtype)
     cold = random_adapter(directory / "cold", scale.shape, scale.cold_rank, dtype, where)
-    engine = _engine(scale, model, make_engine, batch_invariant=False)
-    load_adapters(engine, adapters, numbered(scale.num_adapters))
-    for case in scale.cases:
-        report.rows.append(_row(scale, case, measure_case(engine, case, scale.decode_steps, wait), report.rows))
-    report.plain = measure_case(engine, scale.peft, scale.decode_steps, wait)
-    report.overlap = _measure_overlap(scale, engine, cold, wait)
-    del engine
-    _free(scale)
-    report.invariant = _measure_invariant(scale, model, adapters, make_engine, wait)
-    _free(scale)
-    if trace is not None:
-        engine = _engine(scale, model, make_engine, batch_invariant=False)
-        load_adapters(engine, adapters, numbered(scale.overlap.adapters))
+
+    def engine_with(count: int, *, batch_invariant: bool = False) -> Engine:
+        _free(scale)
+        engine = _engine(scale, model, make_engine, batch_invariant=batch_invariant)
+        load_adapters(engine, adapters, numbered(count))
+        return engine
+
+    with report.attempts.make("cases"):
+        _measure_cases(report, scale, engine_with(scale.num_adapters), wait)
+    with report.attempts.make("batch_invariant"):
+        report.invariant = _measure_invariant(scale, engine_with(scale.peft.adapters, batch_invariant=True), wait)
+    engine = engine_with(scale.overlap.adapters)
+    with report.attempts.make("overlap"):
+        report.overlap = _measure_overlap(scale, engine, cold, wait)
+    with report.attempts.make("trace"):
         load_adapters(engine, [cold], [COLD])
         trace_arrival(engine, scale.overlap, COLD, wait, trace)
 
 
-def _measure_invariant(
-    scale: Scale, model: RandomModel, adapters: list[Path], make_engine: MAKES_ENGINE, wait: Callable[[], None]
-) -> Speed:
-    engine = _engine(scale, model, make_engine, batch_invariant=True)
-    load_adapters(engine, adapters, numbered(scale.peft.adapters))
+def _measure_cases(report: EngineReport, scale: Scale, engine: Engine, wait: Callable[[], None]) -> None:
+    for case in scale.cases:
+        speed = measure_case(engine, case, scale.decode_steps, wait)
+        report.rows.append(_row(scale, case, speed, report.rows))
+        if case == scale.peft:
+            report.plain = speed
+
+
+def _measure_invariant(scale: Scale, engine: Engine, wait: Callable[[], None]) -> Speed:
     return measure_case(engine, scale.peft, scale.decode_steps, wait)
+
+
+def _measure_overlap(scale: Scale, engine: Engine, cold: Path, wait: Callable[[], None]) -> Overlap:
+    names = [f"{COLD} {index}" for index in range(scale.cold)]
+    load_adapters(engine, [cold], names)
+    return measure_overlap(engine, scale.overlap, names, scale.decode_steps, wait)
 
 
 def measure_peer(scale: Scale, directory: Path, wait: Callable[[], None]) -> PeftReport:
@@ -185,12 +204,6 @@ def _engine(scale: Scale, model: RandomModel, make_engine: MAKES_ENGINE, *, batc
         batch_invariant=batch_invariant,
     )
     return make_engine(config, weights=model.weights)
-
-
-def _measure_overlap(scale: Scale, engine: Engine, cold: Path, wait: Callable[[], None]) -> Overlap:
-    names = [f"{COLD} {index}" for index in range(scale.cold)]
-    load_adapters(engine, [cold], names)
-    return measure_overlap(engine, scale.overlap, names, scale.decode_steps, wait)
 
 
 def _free(scale: Scale) -> None:

@@ -8,6 +8,7 @@ from engine.check.suite import EngineReport, PeftReport, Row
 from engine.kernels.triton.gpu_check import KernelReport, Measurement
 
 PEFT_FACTOR, MOST_STEP_COST = 20.0, 0.05
+MOST_SECONDS = 480
 
 HEADER = (
     "| measure | case | figure | beside it | target |",
@@ -23,6 +24,7 @@ def table(findings: Findings) -> str:
         *_engine_rows(findings.engine),
         *(_peft_rows(findings.peft, findings.engine.plain) if findings.peft is not None else ()),
         *_error_rows(findings.errors),
+        *_time_rows(findings),
     ]
     return "\n".join((*HEADER, *(f"| {' | '.join(cells)} |" for cells in rows)))
 
@@ -37,6 +39,17 @@ def _error_rows(errors: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
     for part, trace in errors.items():
         last = trace.strip().splitlines()[-1].replace("|", "/")
         yield part, "not measured to the end", "failed", last, _target(False)
+
+
+def _time_rows(findings: Findings) -> Iterator[tuple[str, ...]]:
+    """Of each part, of the engine's measures beside it, and of all."""
+    parts = findings.parts.seconds
+    for part, seconds in parts.items():
+        own = findings.engine.attempts.seconds if part == "engine" else {}
+        beside = ", ".join(f"{name} {took:.0f} s" for name, took in own.items())
+        yield "time", part, f"{seconds:.0f} s", beside, ""
+    total = sum(parts.values())
+    yield "time", "all parts", f"{total:.0f} s", "", _target(total < MOST_SECONDS)
 
 
 def _kernel_rows(report: KernelReport) -> Iterator[tuple[str, ...]]:

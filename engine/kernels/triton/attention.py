@@ -1,6 +1,11 @@
-"""Attention over pages: decode and chunked prefill by one kernel over query rows and parts of the context."""
+"""Attention over pages: decode and chunked prefill by one kernel over query rows and parts of the context.
+
+A step of several sequences may hold both. Sequences of one new token have the blocks of decode, which share the context
+between programs, the others those of prefill, which read it once for many tokens: two launches over two work lists.
+"""
 
 import math
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -8,15 +13,16 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.triton.launch import Launch, Runner, Scratch
-from engine.kernels.triton.plan import Plans
+from engine.kernels.triton.plan import ANY, ONE, SEVERAL, Lengths, Plans, WorkList
 from engine.kernels.triton.table import (
     ATTENTION,
+    COMBINED_PARTS,
     FLOAT32_BYTES,
     MIN_DOT,
     ROWS,
     Architecture,
     AttentionBlocks,
-    phase,
+    Phase,
     rows,
 )
 from engine.kernels.triton.tiles import dot_narrow, dot_shares, rounded
@@ -64,8 +70,9 @@ def attend(
     Grid: (items, KV heads, parts of the context). An item is up to BLOCK_Q new tokens of one sequence; a program takes
     them with all the query heads of a KV head, BLOCK_Q * BLOCK_G rows. Scores, weights' sums and the output are
     accumulated in fp32 over positions in order. With PARTITION = 0 the whole context is one part and `out` is written;
-    otherwise part i holds positions i PARTITION on, and goes to partial: fp32 [T, H, parts, D] and stats: fp32
-    [T, H, parts, 2] = (largest score, sum), for `combine`. A part with nothing to see leaves sum 0.
+    otherwise an item is one token, part i holds positions i PARTITION on, and goes to partial: fp32 [items, H, parts,
+    D] and stats: fp32 [items, H, parts, 2] = (largest score, sum), for `combine`. A part with nothing to see leaves
+    sum 0.
     """
     item = items + tl.program_id(0) * 4
     kv_head = tl.program_id(1)
@@ -123,7 +130,7 @@ def attend(
 
     kept = live[:, None] & (d < HEAD_DIM)[None, :]
     if PARTITION > 0:
-        place = (tokens.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads) * num_parts + part
+        place = (tl.program_id(0).to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads) * num_parts + part
         tl.store(partial + place[:, None] * HEAD_DIM + d[None, :], acc, mask=kept)
         tl.store(stats + place * 2, largest, mask=live)
         tl.store(stats + place * 2 + 1, weight, mask=live)
@@ -146,11 +153,13 @@ def combine(
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_P: tl.constexpr,
     PARTITION: tl.constexpr,
 ):
-    """out[t, h] = sum_i e^(m_i - m) o_i / sum_i e^(m_i - m) l_i over the parts i of the token's context, in order.
+    """out[t, h] = sum_i e^(m_i - m) o_i / sum_i e^(m_i - m) l_i over the parts i of the token's context, m = max_i m_i.
 
-    partial, stats: as `attend` leaves them. Grid: (items of one token, heads). In fp32, rounded once.
+    partial, stats: as `attend` leaves them. Grid: (items of one token, heads). In fp32 over blocks of BLOCK_P parts in
+    order, rounded once; parts past the context are not read, so they do not depend on the other items.
     """
     item = items + tl.program_id(0) * 4
     head = tl.program_id(1)
@@ -160,25 +169,54 @@ def combine(
     token = tl.load(item + 1).to(tl.int64)
     context = tl.load(context_lens + sequence) - tl.load(query_starts + sequence + 1) + tl.load(item + 1) + 1
     d = tl.arange(0, BLOCK_D)
-    place = (token * NUM_HEADS + head) * num_parts
-    largest = tl.load(stats + place * 2)
-    weight = tl.load(stats + place * 2 + 1)
-    acc = tl.load(partial + place * HEAD_DIM + d, mask=d < HEAD_DIM, other=0.0)
-    for part in range(1, tl.cdiv(context, PARTITION)):
-        m = tl.load(stats + (place + part) * 2)
-        now = tl.maximum(largest, m)
+    place = (tl.program_id(0).to(tl.int64) * NUM_HEADS + head) * num_parts
+    largest = tl.full([], float("-inf"), dtype=tl.float32)
+    weight = tl.full([], 0.0, dtype=tl.float32)
+    acc = tl.zeros([BLOCK_D], dtype=tl.float32)
+    own_parts = tl.cdiv(context, PARTITION)
+    for first in range(0, own_parts, BLOCK_P):
+        parts = first + tl.arange(0, BLOCK_P)
+        own = parts < own_parts
+        m = tl.load(stats + (place + parts) * 2, mask=own, other=float("-inf"))
+        sums = tl.load(stats + (place + parts) * 2 + 1, mask=own, other=0.0)
+        cells = partial + (place + parts)[:, None] * HEAD_DIM + d[None, :]
+        outputs = tl.load(cells, mask=own[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
+        now = tl.maximum(largest, tl.max(m, axis=0))
         base = tl.where(now == float("-inf"), 0.0, now)
-        share = tl.exp2(m - base)
+        shares = tl.exp2(m - base)
         shrunk = tl.exp2(largest - base)
-        weight = weight * shrunk + tl.load(stats + (place + part) * 2 + 1) * share
-        acc = acc * shrunk + share * tl.load(partial + (place + part) * HEAD_DIM + d, mask=d < HEAD_DIM, other=0.0)
+        weight = weight * shrunk + tl.sum(sums * shares, axis=0)
+        acc = acc * shrunk + tl.sum(outputs * shares[:, None], axis=0)
         largest = now
     y = rounded(acc / tl.where(weight == 0.0, 1.0, weight), out.dtype.element_ty)
     tl.store(out + token * out_stride + head * HEAD_DIM + d, y, mask=d < HEAD_DIM)
 
 
+@dataclass(frozen=True)
+class _Step:
+    """What both kernels take of one call."""
+
+    q: Tensor
+    pages: Tensor
+    kv: KvCache
+    batch: AttentionBatch
+    num_heads: int
+    scale: float
+    out: Tensor
+    window: int
+
+    @property
+    def tokens_per_page(self) -> int:
+        return page_tokens(self.kv, self.q.dtype)
+
+    def num_parts(self, blocks: AttentionBlocks) -> int:
+        """Of a context as long as block tables reach; a recorded step has their length in its variant."""
+        reach = self.batch.block_tables.shape[1] * self.tokens_per_page
+        return -(-reach // blocks.partition) if blocks.partition else 1
+
+
 class Attention:
-    """Launches attention: one kernel for prefill, two for decode."""
+    """Launches attention: one kernel for sequences of several new tokens, two for those of one."""
 
     def __init__(
         self, run: Runner, architecture: Architecture, scratch: Scratch, plans: Plans, *, invariant: bool
@@ -201,70 +239,87 @@ class Attention:
         _check(q, kv, layer, batch, num_heads, out)
         if len(q) == 0:
             return
-        group, tokens_per_page = num_heads // kv.num_kv_heads, page_tokens(kv, q.dtype)
-        reach = batch.block_tables.shape[1] * tokens_per_page
-        blocks = self._blocks(q, batch, num_heads * kv.head_dim, reach)
+        step = _Step(q, kv.pool[layer].view(q.dtype), kv, batch, num_heads, scale, out, window)
+        for phase, lengths in attention_phases(len(q), len(batch.context_lens), invariant=self._invariant):
+            self._attend(step, lengths, ATTENTION[phase, self._architecture])
+
+    def _attend(self, step: _Step, lengths: Lengths, blocks: AttentionBlocks) -> None:
+        num_tokens = min(len(step.q), lengths.most * len(step.batch.context_lens))
+        if num_tokens * _split_bytes(step, blocks) > MOST_SPLIT_BYTES:
+            blocks = ATTENTION["invariant", self._architecture]
+        q, kv, batch, out = step.q, step.kv, step.batch, step.out
+        group = step.num_heads // kv.num_kv_heads
         block_g = triton.next_power_of_2(group)
         block_d = max(triton.next_power_of_2(kv.head_dim), MIN_DOT)
         block_q = max(rows(blocks.block_m, q.dtype.itemsize) // block_g, 1) if blocks.partition == 0 else 1
         block_g = max(block_g, MIN_DOT // block_q)
-        parts = -(-reach // blocks.partition) if blocks.partition else 1
-        work = self._plans.get(batch.query_starts, None, len(q), block_q)
-        partial, stats = self._parts(q, kv, num_heads * parts if blocks.partition else 0)
-        pages = kv.pool[layer].view(q.dtype)
+        num_parts = step.num_parts(blocks)
+        work = self._plans.get(batch.query_starts, None, len(q), block_q, lengths)
+        partial, stats = self._parts(step, work.capacity * num_parts if blocks.partition else 0)
         arguments = (
-            *(q, pages, batch.block_tables, batch.query_starts, batch.context_lens, work.items, out, partial, stats),
-            *(q.stride(0), out.stride(0), batch.block_tables.stride(0), pages.shape[1], parts, window, scale * LOG2_E),
+            *(q, step.pages, batch.block_tables, batch.query_starts, batch.context_lens, work.items),
+            *(out, partial, stats, q.stride(0), out.stride(0), batch.block_tables.stride(0), step.pages.shape[1]),
+            *(num_parts, step.window, step.scale * LOG2_E),
         )
         constants = {
             "NUM_KV_HEADS": kv.num_kv_heads,
             "GROUP": group,
             "HEAD_DIM": kv.head_dim,
-            "TOKENS_PER_PAGE": tokens_per_page,
+            "TOKENS_PER_PAGE": step.tokens_per_page,
             "BLOCK_Q": block_q,
             "BLOCK_G": block_g,
             "BLOCK_C": blocks.keys_of(block_d * q.dtype.itemsize),
             "BLOCK_D": block_d,
             "PARTITION": blocks.partition,
         }
-        grid = (work.capacity, kv.num_kv_heads, parts)
+        grid = (work.capacity, kv.num_kv_heads, num_parts)
         self._run(Launch(attend, grid, arguments, constants, blocks.num_warps, blocks.num_stages))
         if blocks.partition:
-            self._combine(partial, stats, batch, num_heads, kv.head_dim, out, parts, blocks)
+            self._combine(step, work, partial, stats, blocks)
 
-    def _blocks(self, q: Tensor, batch: AttentionBatch, width: int, reach: int) -> AttentionBlocks:
-        """By sizes that a recorded step has in its variant: the number of rows, and how far block tables reach."""
-        step = phase(len(q), len(batch.context_lens), invariant=self._invariant)
-        blocks = ATTENTION[step, self._architecture]
-        if blocks.partition and len(q) * width * -(-reach // blocks.partition) * FLOAT32_BYTES > MOST_SPLIT_BYTES:
-            return ATTENTION["invariant", self._architecture]
-        return blocks
+    def _parts(self, step: _Step, num_parts: int) -> tuple[Tensor, Tensor]:
+        """Room for (outputs, their statistics) of every head's parts; `num_parts` are those of all items."""
+        cells = num_parts * step.num_heads
+        partial = self._scratch.take("attention", max(cells * step.kv.head_dim, 1), step.q.device)
+        return partial, self._scratch.take("attention statistics", max(cells * 2, 1), step.q.device)
 
-    def _parts(self, q: Tensor, kv: KvCache, cells: int) -> tuple[Tensor, Tensor]:
-        """Room for (outputs, their statistics) of every token's parts."""
-        partial = self._scratch.take("attention", max(len(q) * cells * kv.head_dim, 1), q.device)
-        return partial, self._scratch.take("attention statistics", max(len(q) * cells * 2, 1), q.device)
-
-    def _combine(
-        self,
-        partial: Tensor,
-        stats: Tensor,
-        batch: AttentionBatch,
-        num_heads: int,
-        head_dim: int,
-        out: Tensor,
-        parts: int,
-        blocks: AttentionBlocks,
-    ) -> None:
-        work = self._plans.get(batch.query_starts, None, len(out), 1)
-        arguments = (partial, stats, batch.query_starts, batch.context_lens, work.items, out, out.stride(0), parts)
+    def _combine(self, step: _Step, work: WorkList, partial: Tensor, stats: Tensor, blocks: AttentionBlocks) -> None:
+        batch, out = step.batch, step.out
+        arguments = (
+            *(partial, stats, batch.query_starts, batch.context_lens, work.items),
+            *(out, out.stride(0), step.num_parts(blocks)),
+        )
         constants = {
-            "NUM_HEADS": num_heads,
-            "HEAD_DIM": head_dim,
-            "BLOCK_D": triton.next_power_of_2(head_dim),
+            "NUM_HEADS": step.num_heads,
+            "HEAD_DIM": step.kv.head_dim,
+            "BLOCK_D": triton.next_power_of_2(step.kv.head_dim),
+            "BLOCK_P": COMBINED_PARTS,
             "PARTITION": blocks.partition,
         }
-        self._run(Launch(combine, (work.capacity, num_heads), arguments, constants, ROWS["combine"].num_warps, 1))
+        grid = (work.capacity, step.num_heads)
+        self._run(Launch(combine, grid, arguments, constants, ROWS["combine"].num_warps, 1))
+
+
+def attention_phases(num_tokens: int, num_sequences: int, *, invariant: bool) -> tuple[tuple[Phase, Lengths], ...]:
+    """Whose blocks the sequences of which lengths have, by the only numbers that the host knows.
+
+    A recorded step has as many tokens as sequences, so it is the first of them; where there are both, a list that the
+    mix leaves empty costs a launch whose programs leave at once.
+    """
+    if invariant:
+        return (("invariant", ANY),)
+    if num_tokens <= num_sequences:
+        return (("decode", ANY),)
+    if num_sequences == 1:
+        return (("prefill", ANY),)
+    return ("prefill", SEVERAL), ("decode", ONE)
+
+
+def _split_bytes(step: _Step, blocks: AttentionBlocks) -> int:
+    """Of one token's outputs, by parts of the context; 0 where it is not split."""
+    if blocks.partition == 0:
+        return 0
+    return step.num_heads * step.kv.head_dim * step.num_parts(blocks) * FLOAT32_BYTES
 
 
 def page_tokens(kv: KvCache, dtype: torch.dtype) -> int:

@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -72,33 +72,29 @@ Read = tuple[str, Architecture, Launch, Facts]
 """A launch that was compiled: the phase and the architecture it is for, and what was found."""
 
 
-class Special(NamedTuple):
-    """What a kernel is compiled for: types by argument, values that are fixed, arguments that 16 divides, and warps."""
-
-    name: str
-    types: tuple[tuple[str, str], ...]
-    constants: tuple[tuple[str, object], ...]
-    divisible: tuple[int, ...]
-    num_warps: int
-    num_stages: int
-
-
-def specialisation(launch: Launch) -> Special:
-    """As Triton chooses it when the launch is started; launches that share it share the compiled kernel."""
-    names, free = launch.kernel.arg_names, _free(launch.kernel)
-    types: dict[str, str] = {}
+def compile_launch(launch: Launch, architecture: Architecture) -> Any:
+    """Triton's compiled kernel, specialised as the launch itself would be."""
+    signature: dict[str, str] = {}
     constants: dict[str, object] = dict(launch.constants)
-    divisible: list[int] = []
-    for index, (name, value) in enumerate(zip(names, launch.arguments, strict=False)):
+    attributes: dict[tuple[int, ...], list[list[str | int]]] = {}
+    for index, (name, kind, is_divisible) in enumerate(_specialised(launch)):
+        signature[name] = kind
+        if kind == "constexpr":
+            constants[name] = launch.arguments[index]
+        elif is_divisible:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    signature |= dict.fromkeys(launch.constants, "constexpr")
+    source = ASTSource(launch.kernel, signature, constants, attributes)
+    options = {**COMPILER, "num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+
+
+def _specialised(launch: Launch) -> Iterator[tuple[str, str, bool]]:
+    """(name, type, whether it is a multiple of 16) of each argument as Triton sees it: 1 and None are constants."""
+    free = _free(launch.kernel)
+    for name, value in zip(launch.kernel.arg_names, launch.arguments, strict=False):
         constant = value is None or (isinstance(value, int) and value == 1 and name not in free)
-        types[name] = "constexpr" if constant else _type(value)
-        if constant:
-            constants[name] = value
-        elif name not in free and _divisible(value):
-            divisible.append(index)
-    types |= dict.fromkeys(launch.constants, "constexpr")
-    fixed = tuple(types.items()), tuple(constants.items()), tuple(divisible)
-    return Special(launch.name, *fixed, launch.num_warps, launch.num_stages)
+        yield name, "constexpr" if constant else _type(value), name not in free and not constant and _divisible(value)
 
 
 def _free(kernel: Any) -> set[str]:
@@ -106,15 +102,6 @@ def _free(kernel: Any) -> set[str]:
     if isinstance(kernel, InterpretedFunction):
         return set(kernel.kwargs["do_not_specialize"] or ())
     return {p.name for p in kernel.params if p.do_not_specialize}
-
-
-def compile_launch(launch: Launch, architecture: Architecture) -> Any:
-    """Triton's compiled kernel, specialised as the launch itself would be."""
-    special = specialisation(launch)
-    attributes: Any = {(index,): [["tt.divisibility", 16]] for index in special.divisible}
-    source = ASTSource(launch.kernel, dict(special.types), dict(special.constants), attributes)
-    options = {**COMPILER, "num_warps": launch.num_warps, "num_stages": launch.num_stages}
-    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
 
 
 def _type(value: Argument) -> str:
@@ -184,10 +171,16 @@ def _weight_lines() -> Iterator[tuple[str, int]]:
 
 def distinct(launches: Iterable[Launch]) -> list[Launch]:
     """One launch of each that compiles to something of its own."""
-    found: dict[Special, Launch] = {}
+    found: dict[tuple[object, ...], Launch] = {}
     for launch in launches:
-        found.setdefault(specialisation(launch), launch)
+        found.setdefault(variant_of(launch), launch)
     return list(found.values())
+
+
+def variant_of(launch: Launch) -> tuple[object, ...]:
+    """What it is compiled for: two launches with the same are one kernel."""
+    arguments = tuple(_specialised(launch))
+    return launch.name, arguments, tuple(launch.constants.items()), launch.num_warps, launch.num_stages
 
 
 def table(found: Iterable[Read]) -> str:
@@ -215,7 +208,7 @@ def table(found: Iterable[Read]) -> str:
 def variants(architecture: Architecture) -> list[tuple[str, Launch]]:
     """(phase, launch) of everything that the models' steps compile to on an architecture."""
     by_phase: dict[str, list[Launch]] = defaultdict(list)
-    for _, phase, launch in all_launches(architecture):
+    for phase, launch in all_launches(architecture):
         by_phase[phase].append(launch)
     return [(phase, launch) for phase, some in by_phase.items() for launch in distinct(some)]
 
@@ -250,7 +243,7 @@ def write_section(document: Path, name: str, text: str) -> None:
 def main() -> None:
     """Compile everything and write docs/kernels.md."""
     write_section(DOCUMENT, "cost", report())
-    made = f"Triton {triton.__version__}, bf16, `python -m engine.kernels.triton.compiled`"
+    made = f"Triton {triton.__version__}, bf16 or as named, `python -m engine.kernels.triton.compiled`"
     write_section(DOCUMENT, "compiled", f"{made}\n\n{table(_told(read_all()))}")
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine.kernels.triton.shapes import MODELS, ModelShape
+from engine.kernels.triton.shapes import LLAMA, ModelShape
 from engine.kernels.triton.table import ATTENTION, EXPAND, SHRINK, width
 from engine.kernels.types import TILE_COLUMNS
 
 BANDWIDTH = {"H100 SXM": 3.35e12, "H200": 4.8e12}
 VALUE, FLOAT = 2, 4
-LARGE_BYTES = 64 << 20
+LARGE_BYTES = 64_000_000
 LARGE_SHARE = 0.70
 SMALL_EXTRA_S = 3e-6
 RATIO_KEPT = 0.95
@@ -49,7 +49,7 @@ class KernelCost:
         return self.bytes_per_launch / bandwidth
 
     def share_to_reach(self, bandwidth: float) -> float:
-        """70 % of the bandwidth from 64 MiB on; below that, what 3 µs more than the least time leave."""
+        """70 % of the bandwidth from 64 MB on; below that, what 3 µs more than the least time leave."""
         if self.bytes_per_launch >= LARGE_BYTES:
             return LARGE_SHARE
         return self.least_s(bandwidth) / (self.least_s(bandwidth) + SMALL_EXTRA_S)
@@ -130,7 +130,6 @@ def fused_added_s(load: Load, group: str, bandwidth: float) -> float:
     return max(load.adapters * repeats * matrix / (L2_SPEEDUP * bandwidth), matrix / PROGRAM_BYTES_PER_S)
 
 
-LLAMA = next(model for model in MODELS if model.name == "Llama-3-8B")
 EXAMPLE = Load(LLAMA, requests=32, adapters=32, rank=16, context=1024)
 
 
@@ -165,5 +164,5 @@ def _summary(load: Load, costs: list[KernelCost]) -> list[str]:
         f"By bytes alone a step with adapters runs at {ratio(costs):.3f} of the speed without. To keep 95 % of that,",
         f"the {num_launches} LoRA launches must together move their bytes at {share:.2f} of the speed of the rest:",
         f"each has this many µs besides its least time: {spare}.",
-        "The share to reach of one kernel is 0.70 from 64 MiB on; below that, what its least time and 3 µs make.",
+        "The share to reach of one kernel is 0.70 from 64 MB on; below that, what its least time and 3 µs make.",
     ]

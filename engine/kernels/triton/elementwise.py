@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.triton.launch import Launch, Runner
+from engine.kernels.triton.launch import THREADS_PER_WARP, Launch, Runner, check_in_place
 from engine.kernels.triton.table import ROWS
 from engine.kernels.triton.tiles import rounded
 
@@ -108,8 +108,11 @@ class Elementwise:
         assert residual is None or (residual.shape == x.shape and residual.stride(1) == 1)
         residual_stride = 0 if residual is None else residual.stride(0)
         arguments = (x, residual, weight, out, x.stride(0), residual_stride, out.stride(0), width, eps)
-        constants = {"HAS_RESIDUAL": residual is not None, "BLOCK": triton.next_power_of_2(width)}
-        self._run(Launch(rms_norm, (num_rows,), arguments, constants, ROWS["rms_norm"].num_warps, 1))
+        block = max(triton.next_power_of_2(width), THREADS_PER_WARP)
+        num_warps = min(ROWS["rms_norm"].num_warps, block // THREADS_PER_WARP)
+        check_in_place(block, num_warps)
+        constants = {"HAS_RESIDUAL": residual is not None, "BLOCK": block}
+        self._run(Launch(rms_norm, (num_rows,), arguments, constants, num_warps, 1))
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
         """See `Kernels.silu_mul`."""

@@ -13,9 +13,9 @@ import torch
 
 from engine.kernels.accuracy import TOLERANCE, error
 from engine.kernels.triton import TritonKernels
-from engine.kernels.triton.cost import LARGE_BYTES, LARGE_SHARE, LLAMA, SMALL_EXTRA_S, Load, decode_step
+from engine.kernels.triton.cost import LARGE_BYTES, LARGE_SHARE, SMALL_EXTRA_S, Load, decode_step
 from engine.kernels.triton.launch import Launch, run
-from engine.kernels.triton.shapes import ModelShape
+from engine.kernels.triton.shapes import LLAMA, ModelShape
 from engine.kernels.triton.workload import (
     Padded,
     Workload,
@@ -86,11 +86,13 @@ class Clock:
     seconds: Timer
     copy_bandwidth: float
 
-    def measure(self, kernel: str, case: str, work: Callable[[], object], num_bytes: int) -> Measurement:
-        """Time a kernel and hold it to the target for its size."""
+    def measure(
+        self, kernel: str, case: str, work: Callable[[], object], num_bytes: int, launches: int = 1
+    ) -> Measurement:
+        """Time some launches and hold them to the target for their size; each may add its share to the least time."""
         seconds, least = self.seconds(work), num_bytes / self.copy_bandwidth
         share = least / seconds
-        reached = share >= LARGE_SHARE if num_bytes >= LARGE_BYTES else seconds <= least + SMALL_EXTRA_S
+        reached = share >= LARGE_SHARE if num_bytes >= LARGE_BYTES else seconds <= least + launches * SMALL_EXTRA_S
         return Measurement(kernel, case, seconds, num_bytes, share, reached)
 
 
@@ -156,7 +158,7 @@ def _measure_group(clock: Clock, case: str, group: str, work: Workload) -> Itera
     sizes = _bytes_moved(work)
     yield clock.measure(f"shrink {group}", case, lambda: run(shrink), sizes[0])
     yield clock.measure(f"expand {group}", case, lambda: run(expand), sizes[1])
-    both = clock.measure(f"lora_apply {group}", case, lambda: run_all([shrink, expand]), sum(sizes))
+    both = clock.measure(f"lora_apply {group}", case, lambda: run_all([shrink, expand]), sum(sizes), 2)
     yield _against_torch(clock, work, both)
 
 
@@ -211,7 +213,7 @@ def measure_attention(clock: Clock, scale: KernelScale) -> Iterator[Measurement]
         work = [launch for launch in started if launch.name in ("attend", "combine")]
         costs = decode_step(Load(shape, count, 0, 0, context))
         num_bytes = round(sum(c.bytes_per_launch for c in costs if c.name in ("attend", "combine")))
-        yield clock.measure("attend, combine", f"context {context}", partial(run_all, work), num_bytes)
+        yield clock.measure("attend, combine", f"context {context}", partial(run_all, work), num_bytes, len(work))
 
 
 def _sequences(scale: KernelScale, context: int) -> tuple[KvCache, AttentionBatch]:

@@ -47,6 +47,19 @@ def run(launch: Launch) -> None:
         )
 
 
+THREADS_PER_WARP = 32
+
+
+def check_in_place(num_values: int, num_warps: int) -> None:
+    """What a kernel takes for granted that loads a block, changes it and stores it to the same cells.
+
+    Each of its threads must have values of its own. Of a block with fewer values than threads Triton gives the same
+    value to several of them, and may load it more than once; a late one then loads what another has already stored, and
+    the change is made twice. With a value or more for each thread every cell is loaded once, and stored after that.
+    """
+    assert num_values >= THREADS_PER_WARP * num_warps, f"{num_values} values are changed in place by {num_warps} warps"
+
+
 def device_architecture() -> int:
     """The current device's compute capability as ten times major plus minor; 90 where there is no GPU."""
     if not torch.cuda.is_available():

@@ -9,11 +9,11 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.layout import column_tiles, tile_bytes
-from engine.kernels.triton.launch import Launch, Runner, Scratch, version
+from engine.kernels.triton.launch import Launch, Runner, Scratch, check_in_place, version
 from engine.kernels.triton.plan import Plans
 from engine.kernels.triton.table import EXPAND, SHRINK, Architecture, ExpandBlocks, ShrinkBlocks, phase, rows, width
 from engine.kernels.triton.tiles import dot_exact, dot_narrow, load_tiles, rounded
-from engine.kernels.types import LoraBatch
+from engine.kernels.types import TILE_COLUMNS, LoraBatch
 
 MAX_PROJECTIONS = 3
 RANK_STEP = 16
@@ -225,6 +225,8 @@ class Lora:
         block_m = rows(blocks.block_m, x.dtype.itemsize)
         work = self._plans.get(group.lora.segments, group.lora.segment_slots, len(x), block_m)
         n0, n1, n2 = (*sizes, 0, 0)[:MAX_PROJECTIONS]
+        tiles_n = blocks.tiles_of(x.dtype)
+        check_in_place(block_m * tiles_n * TILE_COLUMNS, blocks.num_warps)
         arguments = (
             *(y, h, pages_of_layer(tables.pool, group.layer, x.dtype), tables.adapter_pages, tables.parts),
             *(tables.scales, work.items, y.stride(0), x.shape[1], n0, n1, n2, *_table_strides(group), group.rank_bound),
@@ -233,11 +235,11 @@ class Lora:
             "NUM_PROJECTIONS": len(sizes),
             "TILES_PER_PAGE": tables.pool.shape[2] // tile_bytes(x.dtype),
             "BLOCK_M": block_m,
-            "TILES_N": blocks.tiles_n,
+            "TILES_N": tiles_n,
             "BLOCK_R": blocks.block_r,
             "SPLIT_K": shrunk.split_k,
         }
-        grid = (work.capacity, sum(-(-column_tiles(n) // blocks.tiles_n) for n in sizes))
+        grid = (work.capacity, sum(-(-column_tiles(n) // tiles_n) for n in sizes))
         self._run(Launch(expand, grid, arguments, constants, blocks.num_warps, blocks.num_stages))
 
 

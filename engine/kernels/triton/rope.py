@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.triton.attention import check_batch, page_tokens
-from engine.kernels.triton.launch import Launch, Runner
+from engine.kernels.triton.launch import THREADS_PER_WARP, Launch, Runner, check_in_place
 from engine.kernels.triton.plan import Plans
 from engine.kernels.triton.table import ROWS
 from engine.kernels.triton.tiles import rounded
@@ -55,7 +55,7 @@ def rope_write_kv(
     qkv: [T, (H + 2 G) D] in place; a and b are columns i and i + ROTARY_DIM / 2 of a head, the columns past ROTARY_DIM
     are not rotated; kv: one layer's pages [2, G, TOKENS_PER_PAGE, D]; cos_sin: fp32 [positions, ROTARY_DIM].
     Grid: (items of one token, blocks of BLOCK_H heads of q, k and v). In fp32; a norm's result is rounded before it is
-    rotated. Every value is read and written by one thread, so working in place is safe.
+    rotated.
     """
     item = items + tl.program_id(0) * 4
     sequence = tl.load(item).to(tl.int64)
@@ -140,6 +140,10 @@ class Rope:
         _check(qkv, kv, layer, batch, total_heads, cos_sin)
         work = self._plans.get(batch.query_starts, None, len(qkv), 1)
         pages, blocks = kv.pool[layer].view(qkv.dtype), ROWS["rope_write_kv"]
+        least = -(-THREADS_PER_WARP * blocks.num_warps // blocks.block)
+        block_p = triton.next_power_of_2(max(rotary // 2, least))
+        block_u = triton.next_power_of_2(max(kv.head_dim - rotary, least))
+        check_in_place(blocks.block * min(block_p, block_u), blocks.num_warps)
         arguments = (
             *(qkv, pages, batch.block_tables, batch.query_starts, batch.context_lens, work.items),
             *(cos_sin, q_norm, k_norm, qkv.stride(0), batch.block_tables.stride(0), pages.shape[1], eps),
@@ -153,8 +157,8 @@ class Rope:
             "HAS_Q_NORM": q_norm is not None,
             "HAS_K_NORM": k_norm is not None,
             "BLOCK_H": blocks.block,
-            "BLOCK_P": triton.next_power_of_2(max(rotary // 2, 1)),
-            "BLOCK_U": triton.next_power_of_2(max(kv.head_dim - rotary, 1)),
+            "BLOCK_P": block_p,
+            "BLOCK_U": block_u,
         }
         grid = (work.capacity, -(-total_heads // blocks.block))
         self._run(Launch(rope_write_kv, grid, arguments, constants, blocks.num_warps, 1))

@@ -1,4 +1,4 @@
-"""Every launch of a model's decode, prefill and batch-invariant steps, recorded without a device."""
+"""Every launch of a model's steps, recorded without a device."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,10 @@ from engine.kernels.triton.table import Architecture
 from engine.kernels.types import TILE_COLUMNS, AttentionBatch, KvCache, Limits, LoraBatch, LoraTables, PackedLinear
 
 TOKENS_PER_PAGE = 16
-STEPS = {"decode": (32, 1), "prefill": (4, 512), "invariant": (4, 128)}
+# Sequences, and tokens of each as far as the host knows. Of prefill and decode in one step nothing is compiled anew.
+STEPS = {"decode": (32, 1), "prefill": (1, 2048), "invariant": (4, 128), "mixed": (32, 16)}
+COMPILED = ("decode", "prefill", "invariant")
+WITH_DOT = ("shrink", "expand", "attend", "linear")
 RANK = 16
 
 
@@ -54,6 +57,7 @@ MODELS = (
     ModelShape("Llama-3-8B", 32, 4096, 32, 8, 128, 14336, 128256),
     ModelShape("Qwen2.5-7B", 28, 3584, 28, 4, 128, 18944, 152064, qkv_bias=True),
 )
+LLAMA = MODELS[1]
 
 
 def launches(
@@ -165,9 +169,16 @@ class _Step:
         return LoraBatch(tables, self.integers(sequences + 1), self.integers(sequences))
 
 
-def all_launches(architecture: Architecture) -> Iterator[tuple[ModelShape, str, Launch]]:
-    """Every launch of every model's steps, for one architecture's rows of the table."""
+def all_launches(architecture: Architecture) -> Iterator[tuple[str, Launch]]:
+    """(what for, launch) of every model's steps, for one architecture's rows of the table.
+
+    In bf16; besides, the products of one model in fp16, whose expand multiplies in another way.
+    """
     for model in MODELS:
-        for phase in STEPS:
+        for phase in COMPILED:
             for launch in launches(model, architecture, phase):
-                yield model, phase, launch
+                yield phase, launch
+    for phase in ("decode", "prefill"):
+        for launch in launches(LLAMA, architecture, phase, torch.float16):
+            if launch.name in WITH_DOT:
+                yield f"{phase} fp16", launch

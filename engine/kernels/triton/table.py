@@ -1,12 +1,14 @@
 """Block sizes of every kernel, by shape class and architecture, and where each row was measured.
 
-A shape class is the phase of the step and, where it matters, the size of the product; "invariant" is every phase of a
-backend whose results must not depend on it. A row's architecture is the
-newest one not newer than the device: 86 and 89 use 80's rows, 120 uses 100's.
+A shape class is the phase of the step (in attention, of its sequences) and, where it matters, the size of the product;
+"invariant" is every phase of a backend whose results must not depend on it. A row's architecture is the newest one not
+newer than the device: 86 and 89 use 80's rows, 120 uses 100's.
 """
 
 from dataclasses import dataclass
 from typing import Literal
+
+import torch
 
 Phase = Literal["decode", "prefill", "invariant"]
 Architecture = Literal[80, 90, 100]
@@ -14,12 +16,14 @@ Architecture = Literal[80, 90, 100]
 ARCHITECTURES: tuple[Architecture, ...] = (80, 90, 100)
 NOT_MEASURED = "chosen by occupancy, not yet measured"
 
-# A step counts as prefill when its segments have more rows than this on average: what both sides of it can see.
+# A LoRA product counts as prefill when its segments have more rows than this on average: what both sides of it can see.
 DECODE_ROWS = 16
 WIDE_INPUT = 2048
 KEY_BYTES = 256
 FLOAT32_BYTES = 4
 MIN_DOT = 16  # the least size of a side that a product on tensor cores takes
+MOST_FP16_TILES = 2
+COMBINED_PARTS = 16  # parts of a context that are read at once; 4096 positions have as many
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,10 @@ class ExpandBlocks:
     num_warps: int
     num_stages: int
     measured: str = NOT_MEASURED
+
+    def tiles_of(self, dtype: torch.dtype) -> int:
+        """Column tiles of a block: fp16 is multiplied in tf32, whose wider operands would spill."""
+        return min(self.tiles_n, MOST_FP16_TILES) if dtype == torch.float16 else self.tiles_n
 
 
 @dataclass(frozen=True)
@@ -160,7 +168,7 @@ def row_architecture(capability: int) -> Architecture:
 
 
 def phase(num_rows: int, num_segments: int, *, invariant: bool = False) -> Phase:
-    """What kind of step this is by the only numbers that the host knows."""
+    """What kind of step this is for LoRA products, by the only numbers that the host knows."""
     if invariant:
         return "invariant"
     return "prefill" if num_rows > DECODE_ROWS * num_segments else "decode"

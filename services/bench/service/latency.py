@@ -5,6 +5,7 @@ when each transaction became visible, without reading a row while the run is on.
 """
 
 import asyncio
+import math
 import time
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -64,5 +65,5 @@ class Watcher:
 
 
 def percentile(ordered: list[float], share: float) -> float:
-    """The value that `share` of an ordered, non-empty list does not exceed."""
-    return ordered[min(len(ordered) - 1, max(0, round(share * len(ordered)) - 1))]
+    """The least value of an ordered, non-empty list that at least `share` of it does not exceed: the nearest rank."""
+    return ordered[max(math.ceil(share * len(ordered)), 1) - 1]

@@ -5,7 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,9 @@ import torch
 
 from engine import Engine
 from engine.backend import Backend
-from engine.check.device_tests import run_device_tests
+from engine.check import suite
+from engine.check.attempt import Attempts
+from engine.check.device_tests import TIMED_OUT, run_device_tests
 from engine.check.findings import Findings, run_parts
 from engine.check.gpu import PARTS, main, measuring
 from engine.check.speed import Case, Speed, requests_of
@@ -42,6 +45,7 @@ TINY = Scale(
     pool_bytes=2**23,
     host_bytes=2**23,
 )
+FEW_CASES = replace(TINY, cases=(Case(4, 0, 12), TINY.peft))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to check")
@@ -52,17 +56,22 @@ def test_without_a_gpu_it_says_so_and_exits_with_2() -> None:
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> EngineReport:
-    """Everything that is measured, on a tiny model, the CPU as the device."""
+def make_engine() -> Callable[..., Engine]:
+    """With the CPU as the device."""
     # CI has a compiler: there a build that fails must not pass for a skip.
     if load_cpu_kernels() is fallback and "CI" not in os.environ:
         pytest.skip("torch's own operators know no rows that are padding")
-    backend = Backend(CpuDevice(), load_cpu_kernels(), is_remote=True)
-    make_engine = partial(Engine, backend=backend)
+    return partial(Engine, backend=Backend(CpuDevice(), load_cpu_kernels(), is_remote=True))
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory, make_engine: Callable[..., Engine]) -> EngineReport:
+    """Everything that is measured, on a tiny model."""
     found, directory = EngineReport(), tmp_path_factory.mktemp("check")
     trace = directory / "trace.json.gz"
     measure_engine(found, TINY, directory, make_engine, lambda: None, trace)
     assert trace.exists()
+    assert found.attempts.errors == {}
     return found
 
 
@@ -105,6 +114,39 @@ def test_the_table_has_every_measure(report: EngineReport, peft: PeftReport) -> 
     assert {line.count("|") for line in text.splitlines()} == {6}
 
 
+def test_the_table_tells_where_the_time_went(report: EngineReport) -> None:
+    seconds = {"tests": 61.4, "engine": 200.0, "peft": 60.0}
+    lines = table(Findings({}, engine=report, parts=Attempts(seconds))).splitlines()
+    [engine] = [line for line in lines if line.startswith("| time | engine | 200 s |")]
+    assert all(name in engine for name in ("cases ", "overlap ", "batch_invariant ", "trace "))
+    assert "| time | tests | 61 s |  |  |" in lines
+    assert "| time | all parts | 321 s |  | reached |" in lines
+    slow = table(Findings({}, parts=Attempts({"tests": 481.0})))
+    assert "| time | all parts | 481 s |  | missed |" in slow
+
+
+def test_a_measure_of_the_engine_that_fails_keeps_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_engine: Callable[..., Engine]
+) -> None:
+    """It is told of with its reason, and the exit code is that of a failure."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no room for cold adapters")
+
+    monkeypatch.setattr(suite, "measure_overlap", fails)
+    found = EngineReport()
+    measure_engine(found, FEW_CASES, tmp_path, make_engine, lambda: None, tmp_path / "trace.json.gz")
+    assert found.plain is not None
+    assert found.invariant is not None
+    assert found.overlap is None
+    assert (tmp_path / "trace.json.gz").exists()
+    assert set(found.attempts.errors) == {"overlap"}
+    findings = Findings({}, engine=found)
+    assert findings.exit_code == 1
+    row = "| overlap | not measured to the end | failed | RuntimeError: no room for cold adapters | missed |"
+    assert row in table(findings).splitlines()
+
+
 def test_prompts_are_the_same_in_every_run() -> None:
     case = Case(3, 2, 5)
     assert requests_of(case, 320, 1) == requests_of(case, 320, 1)
@@ -132,6 +174,7 @@ def test_a_part_that_fails_is_told_of_and_the_others_go_on(tmp_path: Path, capsy
     run_parts({"tests": passes, "engine": fails, "peft": is_well}, findings, path)
     written = json.loads(path.read_text())
     assert seen[0] == 0
+    assert set(written["seconds"]) == {"tests", "engine", "peft"}
     assert "RuntimeError: out of memory | at all" in written["errors"]["engine"]
     assert seen[1] == written["errors"]
     assert (written["gpu"], written["kernels"], written["engine"]["plain"]["case"]) == ("none", None, "some")
@@ -174,6 +217,18 @@ def test_the_worst_exit_code_of_all_files_counts(tmp_path: Path, capsys: pytest.
     printed = capsys.readouterr().out
     assert "1 passed" in printed
     assert "1 failed" in printed
+
+
+def test_a_file_that_hangs_is_ended_and_what_it_said_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    says = "    with capsys.disabled():\n        print('so far', flush=True)\n"
+    hangs = f"import threading\n\ndef test_it(capsys):\n{says}    threading.Event().wait()\n"
+    (tmp_path / "test_hangs.py").write_text(hangs)
+    assert run_device_tests([tmp_path], most_seconds=15.0) == TIMED_OUT
+    printed = capsys.readouterr().out
+    assert "so far" in printed
+    assert "test_hangs.py: took longer and was ended after 15 s" in printed
 
 
 def test_each_process_of_the_tests_has_one_thread(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine import EngineConfig
 from engine.runner import RemoteRunner
 from tests.builders import ALL_LINEAR, lora_adapter, tiny_llama
-from tests.engine.ondevice.engines import engine_on, request, seen
+from tests.engine.ondevice.engines import INTERPRETED, engine_on, request, seen
 from tests.engine.oracles import MergedOracle, Oracle, differences
 
 SIZES = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
@@ -72,6 +73,27 @@ def test_recorded_decode_steps_repeat_what_eager_ones_compute(model_dir: Path, a
     assert runner.graphs is not None
     assert seen(recorded.generate(requests)) == seen(eager.generate(requests))
     assert len(runner.graphs) == 1
+
+
+@pytest.mark.skipif(INTERPRETED, reason="torch tells of waiting for a GPU only")
+def test_a_step_waits_for_the_device_once(model_dir: Path, adapters: list[Path]) -> None:
+    """For an event, to read its tokens. At all else torch raises: values read back, copies of memory that may move."""
+    engine = engine_on(model_dir, adapters)
+    requests = [
+        request(None, [7, 9], 4),
+        request(0, [8, 5, 30], 4, temperature=0.8, seed=3, top_k=5, top_p=0.9),
+        request(1, [100, 12], 4, repetition_penalty=1.2, presence_penalty=0.5),
+        request(2, [44, 45, 46], 4, temperature=1.0, seed=4),
+    ]
+    engine.generate(requests)  # brings adapters in, compiles, and records what is recorded
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(RuntimeError, match="synchronizing"):
+            int(torch.ones(1, device="cuda"))
+        outputs = engine.generate(requests)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [output.error for output in outputs] == [None] * len(requests)
 
 
 def test_adapters_that_evict_each_other_repeat_exactly(model_dir: Path, adapters: list[Path]) -> None:

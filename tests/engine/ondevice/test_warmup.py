@@ -8,7 +8,7 @@ from engine import Engine, EngineConfig
 from engine.backend import Backend, open_backend
 from engine.device import CpuDevice
 from engine.kernels.triton import TritonKernels
-from engine.kernels.triton.compiled import specialisation
+from engine.kernels.triton.compiled import variant_of
 from engine.kernels.triton.launch import Launch, run
 from tests.builders import lora_adapter, tiny_llama
 from tests.engine.ondevice.engines import INTERPRETED, request
@@ -28,7 +28,7 @@ def test_every_kernel_of_the_requests_was_started_before(tmp_path: Path, most: i
     started: set[object] = set()
 
     def noted(launch: Launch) -> None:
-        started.add(specialisation(launch))
+        started.add(variant_of(launch))
         if launch.name in SAMPLING_KERNELS:
             run(launch)
 

@@ -3,6 +3,7 @@
 By default only the launches with a product, for Llama-3-8B; all of the table by `make kernels-compiled`.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.kernels.triton import compiled
-from engine.kernels.triton.compiled import Facts, Read, read, read_all, table, variants, write_section
+from engine.kernels.triton import TritonKernels, compiled
+from engine.kernels.triton.compiled import (
+    Facts,
+    Read,
+    compile_launch,
+    read,
+    read_all,
+    table,
+    variant_of,
+    variants,
+    write_section,
+)
 from engine.kernels.triton.launch import Launch
-from engine.kernels.triton.shapes import MODELS, launches
+from engine.kernels.triton.shapes import MODELS, WITH_DOT, launches
 from engine.kernels.triton.table import (
     ARCHITECTURES,
     ATTENTION,
@@ -27,7 +38,6 @@ from engine.kernels.triton.table import (
 )
 from tests.engine.kernels.triton.grid.device import FULL
 
-WITH_DOT = ("shrink", "expand", "attend", "linear")
 KERNEL = re.compile(r"^@triton\.jit.*\ndef (\w+)\(", re.MULTILINE)
 IN_EVERY_STEP = WITH_DOT[:3]
 _, LLAMA, QWEN = MODELS
@@ -78,6 +88,51 @@ def test_float32_compiles_and_fits(architecture: Architecture) -> None:
             assert facts.weight_loads == {16}
 
 
+BLOCKED = re.compile(
+    r"(#\w+) = #ttg\.blocked<\{sizePerThread = \[(.*?)\], threadsPerWarp = \[(.*?)\], warpsPerCTA = \[(.*?)\]"
+)
+ACCESS = re.compile(r"tt\.(load|store) .*tensor<([\dx]+)x!tt\.ptr<\w+>, (#\w+)>")
+
+
+def changed_in_place(architecture: Architecture) -> Iterator[Launch]:
+    """Every kernel that stores to cells which it has loaded, and the narrowest blocks of those whose blocks vary."""
+    for step in ("decode", "prefill"):
+        yield first("expand", launches(LLAMA, architecture, step))
+    yield first("rope_write_kv", launches(LLAMA, architecture, "decode"))
+    started: list[Launch] = []
+    rows, weight = (torch.empty(*shape, dtype=torch.bfloat16, device="meta") for shape in ((4, 64), (64,)))
+    TritonKernels(started.append, architecture).rms_norm(rows, weight, 1e-5, rows.clone(), rows.clone())
+    yield from started
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES if FULL else ARCHITECTURES[:1])
+def test_what_is_changed_in_place_is_loaded_by_one_thread(architecture: Architecture) -> None:
+    """Else a late thread could load what another has already stored."""
+    for launch in changed_in_place(architecture):
+        code = compile_launch(launch, architecture).asm["ttgir"]
+        covered = {name: product_of(", ".join(sizes), ", ") for name, *sizes in BLOCKED.findall(code)}
+        found = ACCESS.findall(code)
+        stored = {shape for what, shape, _ in found if what == "store"}
+        loaded = [(shape, layout) for what, shape, layout in found if what == "load" and shape in stored]
+        assert loaded
+        for shape, layout in loaded:
+            assert covered[layout] <= product_of(shape, "x"), (launch.name, shape)
+
+
+def product_of(numbers: str, between: str) -> int:
+    return math.prod(int(number) for number in numbers.split(between))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES if FULL else ARCHITECTURES[:1])
+def test_a_step_of_prefill_and_decode_starts_nothing_of_its_own(architecture: Architecture) -> None:
+    """So that what is compiled ahead is all that there is."""
+    for model in MODELS:
+        known = {variant_of(x) for step in ("decode", "prefill") for x in launches(model, architecture, step)}
+        mixed = launches(model, architecture, "mixed")
+        assert [launch.name for launch in mixed].count("attend") == 2
+        assert {variant_of(launch) for launch in mixed} <= known
+
+
 def test_every_row_of_the_table_is_compiled() -> None:
     """No row is for a case that none of the models' steps has."""
     for architecture in ARCHITECTURES:
@@ -115,6 +170,8 @@ def test_shape_classes() -> None:
     assert phase(32, 32) == phase(33, 5) == "decode"
     assert phase(2048, 32) == phase(17, 1) == "prefill"
     assert (width(576), width(4096)) == ("narrow", "wide")
+    blocks = EXPAND["decode", 90]
+    assert (blocks.tiles_of(torch.bfloat16), blocks.tiles_of(torch.float16)) == (blocks.tiles_n, 2)
 
 
 def test_the_table_shows_the_worst_of_all_shapes() -> None:

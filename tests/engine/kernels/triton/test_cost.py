@@ -6,13 +6,13 @@ from engine.kernels.triton.cost import (
     BANDWIDTH,
     EXAMPLE,
     LAUNCH_S,
-    LLAMA,
     decode_step,
     fused_added_s,
     lora_share_to_reach,
     ratio,
     report,
 )
+from engine.kernels.triton.shapes import LLAMA
 
 
 def test_base_weights_are_those_of_the_model() -> None:

@@ -7,7 +7,8 @@ import torch
 
 from engine.kernels import reference
 from engine.kernels.accuracy import TOLERANCE, error
-from engine.kernels.triton.gpu_check import RESOLUTION_S, less_the_start
+from engine.kernels.triton.cost import LARGE_BYTES, SMALL_EXTRA_S
+from engine.kernels.triton.gpu_check import RESOLUTION_S, Clock, less_the_start
 from engine.kernels.triton.shapes import ModelShape
 from engine.kernels.triton.workload import Padded, Workload, adapter_tables, gathered_products, torch_loop, workload
 
@@ -31,6 +32,17 @@ def test_what_the_kernels_are_measured_against_computes_the_same(group: str) -> 
     y = work.y.clone()
     gathered_products(work, Padded.of(work), y, torch.tensor([0, 1, 1, 1, 1, 2, 2]))
     assert error(y, expected(work)) < TOLERANCE[FP32]
+
+
+def test_each_launch_may_add_its_share_to_the_least_time() -> None:
+    """Below 64 MB; from there on a share of the copy's speed is asked for, however many launches there are."""
+    least = 1_000_000 / 1e12
+    clock = Clock(lambda work: least + 1.5 * SMALL_EXTRA_S, 1e12)
+    assert not clock.measure("shrink", "one", list, 1_000_000).reached
+    assert clock.measure("lora_apply", "one", list, 1_000_000, launches=2).reached
+    slow = Clock(lambda work: LARGE_BYTES / 0.6e12, 1e12)
+    assert LARGE_BYTES == 64_000_000
+    assert not slow.measure("lora_apply", "large", list, LARGE_BYTES, launches=2).reached
 
 
 def test_what_starting_takes_is_not_counted() -> None:

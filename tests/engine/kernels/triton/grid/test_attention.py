@@ -1,15 +1,17 @@
 """Attention over pages and the KV write against the reference; scratch is NaN, and so is KV that no token may see."""
 
-from itertools import product
+import dataclasses
+from itertools import pairwise, product
 
 import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels import KvCache, reference
+from engine.kernels import AttentionBatch, KvCache, reference
 from engine.kernels.accuracy import TOLERANCE, error
 from engine.kernels.triton import TritonKernels, attention
 from engine.kernels.triton.launch import Launch, run
+from engine.kernels.triton.table import ATTENTION
 from tests.engine.kernels.cases import Sequences, random_matrix, sequences
 from tests.engine.kernels.triton.grid.device import BF16, DTYPES, FP16, FP32, OnDevice, grid
 
@@ -19,6 +21,9 @@ STEPS = {
     "long": [(700, 1), (3, 1), (255, 1), (256, 1)],
     "prefill": [(0, 63), (0, 1), (30, 7), (133, 3)],
     "mixed": [(5, 2), (9, 1), (0, 0), (40, 3)],
+    "chunk": [(300, 1), (0, 40), (700, 1), (0, 0), (20, 70), (255, 1), (0, 1)],
+    "one": [(30, 40)],
+    "deep": [(4095, 1), (3, 1), (4096, 1)],
 }
 HEADS = [(9, 3, 64, 16), (4, 4, 128, 32), (8, 1, 80, 7), (2, 2, 6, 5), (64, 1, 16, 16), (3, 3, 256, 1), (7, 1, 128, 16)]
 
@@ -30,6 +35,10 @@ QUICK = [
     (FP16, "mixed", 0),
     (FP32, "long", 0),
     (FP32, "mixed", 1),
+    (BF16, "chunk", 0),
+    (FP32, "chunk", 20),
+    (BF16, "one", 0),
+    (FP32, "deep", 0),
 ]
 FULL = list(product(DTYPES, STEPS, [0, 1, 20]))
 
@@ -67,10 +76,13 @@ def test_attention_equals_the_reference_for_every_head_layout(
 
 
 @pytest.mark.parametrize("dtype", grid([BF16], list(DTYPES)))
+@pytest.mark.parametrize("step", ["long", "chunk"])
 def test_decode_takes_the_context_whole_where_its_parts_would_take_too_much_memory(
-    kernels: OnDevice, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    kernels: OnDevice, dtype: torch.dtype, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case, names = sequences(STEPS["long"], dtype), list[str]()
+    """The parts are those of one token of each sequence, however many tokens the others have."""
+    case, names = sequences(STEPS[step], dtype), list[str]()
+    prefill = ["attend"] if step == "chunk" else []
 
     def watched(launch: Launch) -> None:
         names.append(launch.name)
@@ -81,13 +93,81 @@ def test_decode_takes_the_context_whole_where_its_parts_would_take_too_much_memo
     watching = OnDevice(backend, kernels.device)
     q = queries(case, dtype)
     num_parts = -(-case.batch.block_tables.shape[1] * case.tokens_per_page // 256)
-    num_bytes = len(q) * case.num_heads * num_parts * case.kv.head_dim * 4
+    num_bytes = len(case.batch.context_lens) * case.num_heads * num_parts * case.kv.head_dim * 4
     expected = attend(reference, case, q, FP32)
     for bound, launched in ((num_bytes, ["attend", "combine"]), (num_bytes - 1, ["attend"])):
         monkeypatch.setattr(attention, "MOST_SPLIT_BYTES", bound)
         names.clear()
         assert error(attend(watching, case, q, dtype), expected) < TOLERANCE[dtype]
-        assert [name for name in names if name != "list_items"] == launched
+        assert [name for name in names if name != "list_items"] == prefill + launched
+
+
+@pytest.mark.parametrize(
+    ("step", "invariant", "launched"),
+    [
+        ("decode", False, [("decode", "attend"), ("", "combine")]),
+        ("one", False, [("prefill", "attend")]),
+        ("chunk", False, [("prefill", "attend"), ("decode", "attend"), ("", "combine")]),
+        ("decode", True, [("invariant", "attend")]),
+        ("one", True, [("invariant", "attend")]),
+        ("chunk", True, [("invariant", "attend")]),
+    ],
+)
+def test_sequences_of_one_token_have_decodes_blocks_and_the_others_prefills(
+    step: str, invariant: bool, launched: list[tuple[str, str]]
+) -> None:
+    case, started = sequences(STEPS[step], BF16), list[Launch]()
+    kernels = TritonKernels(started.append, 90, batch_invariant=invariant)
+    attend(kernels, case, queries(case, BF16), BF16)
+    own = [launch for launch in started if launch.name != "list_items"]
+    assert [launch.name for launch in own] == [name for _, name in launched]
+    for (blocks, _), launch in zip(launched, own, strict=True):
+        if blocks:
+            assert launch.constants["PARTITION"] == ATTENTION[blocks, 90].partition  # type: ignore[index]
+            assert launch.constants["BLOCK_C"] == ATTENTION[blocks, 90].block_c  # type: ignore[index]
+    assert len(started) - len(own) == (2 if step == "chunk" and not invariant else 1)
+
+
+def test_the_grids_do_not_depend_on_which_sequences_decode() -> None:
+    grids = set()
+    for lengths in ([(60, 1), (0, 40), (7, 3)], [(20, 40), (27, 2), (61, 2)], [(20, 42), (60, 1), (61, 1)]):
+        case, started = sequences(lengths, BF16), list[Launch]()
+        attend(TritonKernels(started.append, 90), case, queries(case, BF16), BF16)
+        grids.add(tuple((launch.name, launch.grid) for launch in started))
+    assert len(grids) == 1
+
+
+@pytest.mark.parametrize("dtype", grid([BF16], list(DTYPES)))
+def test_a_token_that_decodes_is_the_same_beside_prefill_as_without(kernels: OnDevice, dtype: torch.dtype) -> None:
+    case = sequences(STEPS["chunk"], dtype)
+    q = queries(case, dtype)
+    y = attend(kernels, case, q, dtype)
+    batch = case.batch
+    for sequence in (0, 2, 5, 6):
+        row = int(batch.query_starts[sequence])
+        one = slice(sequence, sequence + 1)
+        own = AttentionBatch(batch.block_tables[one], torch.tensor([0, 1], dtype=torch.int32), batch.context_lens[one])
+        alone = dataclasses.replace(case, batch=own)
+        assert torch.equal(attend(kernels, alone, q[row : row + 1], dtype)[0], y[row])
+
+
+@pytest.mark.parametrize("dtype", grid([BF16], list(DTYPES)))
+def test_invariant_attention_of_a_sequence_is_the_same_alone_and_in_any_step(
+    kernels: OnDevice, dtype: torch.dtype
+) -> None:
+    """To the last bit, also when it comes in pieces."""
+    ours = OnDevice(TritonKernels(batch_invariant=True), kernels.device)
+    case = sequences(STEPS["chunk"], dtype)
+    q = queries(case, dtype)
+    y = attend(ours, case, q, dtype)
+    batch, starts = case.batch, case.batch.query_starts.tolist()
+    for sequence, (start, end) in enumerate(pairwise(starts)):
+        one = slice(sequence, sequence + 1)
+        for first, last in ((start, end), (start, start + 1), (end - 1, end)) if start < end else ():
+            bounds = torch.tensor([0, last - first], dtype=torch.int32)
+            own = AttentionBatch(batch.block_tables[one], bounds, batch.context_lens[one] - (end - last))
+            alone = dataclasses.replace(case, batch=own)
+            assert torch.equal(attend(ours, alone, q[first:last], dtype), y[first:last])
 
 
 def rope_table(positions: int, rotary_dim: int) -> Tensor:
@@ -103,13 +183,13 @@ def test_in_decode_a_token_is_the_same_alone_and_beside_longer_sequences(kernels
     assert torch.equal(attend(kernels, alone, q[:1], BF16)[0], both[0])
 
 
-ROPE = [(64, 64), (64, 32), (24, 24), (128, 0)]
+ROPE = [(64, 64), (64, 32), (24, 24), (128, 0), (6, 4)]
 
 
 @pytest.mark.parametrize(
     ("dtype", "dims", "norms"),
     grid(
-        [(BF16, ROPE[0], True), (FP16, ROPE[1], False), (FP32, ROPE[3], True)],
+        [(BF16, ROPE[0], True), (FP16, ROPE[1], False), (FP32, ROPE[3], True), (FP32, ROPE[4], True)],
         list(product(DTYPES, ROPE, [False, True])),
     ),
 )

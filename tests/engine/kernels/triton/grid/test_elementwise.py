@@ -7,6 +7,7 @@ import torch
 
 from engine.kernels import reference
 from engine.kernels.accuracy import TOLERANCE, error
+from engine.kernels.triton.launch import THREADS_PER_WARP, Launch, check_in_place
 from tests.engine.kernels.cases import TOKENS, random_matrix
 from tests.engine.kernels.triton.grid.device import BF16, DTYPES, FP16, FP32, INTERPRETED, OnDevice, grid
 
@@ -26,6 +27,26 @@ def test_rms_norm(kernels: OnDevice, dtype: torch.dtype, num_tokens: int, width:
     assert error(out, expected) < TOLERANCE[dtype]
     if ours is not None and theirs is not None:
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("width", [1, 5, 16, 31, 33, 64, 100, 576, 4096])
+def test_a_norm_has_no_more_threads_than_columns_at_once(width: int) -> None:
+    """The residual is changed in place: a column that two threads load could be added to twice."""
+    from engine.kernels.triton import TritonKernels
+
+    started: list[Launch] = []
+    x, residual = torch.empty(3, width), torch.empty(3, width)
+    TritonKernels(started.append, 90).rms_norm(x, torch.empty(width), 1e-5, torch.empty(3, width), residual)
+    [launch] = started
+    block = launch.constants["BLOCK"]
+    assert width <= int(block)
+    assert THREADS_PER_WARP * launch.num_warps <= int(block)
+
+
+def test_a_block_that_threads_would_share_is_not_changed_in_place() -> None:
+    check_in_place(64, 2)
+    with pytest.raises(AssertionError, match="64 values are changed in place by 4 warps"):
+        check_in_place(64, 4)
 
 
 @pytest.mark.parametrize(("dtype", "num_tokens", "width"), ROWS)

@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from engine.kernels.triton.launch import Launch, run
-from engine.kernels.triton.plan import Plans, list_work
+from engine.kernels.triton.plan import ANY, ONE, SEVERAL, Lengths, Plans, list_work
 from tests.engine.kernels.cases import POPULARITIES, Shapes, adapter_tables, lora_batch, slots_by_popularity
 from tests.engine.kernels.triton.grid.device import FP32, OnDevice
 
 
-def expected_items(bounds: list[int], owners: list[int], block_m: int) -> list[list[int]]:
+def expected_items(bounds: list[int], owners: list[int], block_m: int, lengths: Lengths = ANY) -> list[list[int]]:
     return [
         [owner, start, min(start + block_m, bounds[segment + 1])]
         for segment, owner in enumerate(owners)
         for start in range(bounds[segment], bounds[segment + 1], block_m)
-        if owner >= 0
+        if owner >= 0 and lengths.fewest <= bounds[segment + 1] - bounds[segment] <= lengths.most
     ]
 
 
@@ -41,6 +41,31 @@ def test_items_are_the_blocks_of_segments_with_an_owner(
     assert all(item[0] == -1 for item in items[len(expected) :])
 
 
+@pytest.mark.parametrize("block_m", [1, 16])
+@pytest.mark.parametrize("lengths", [ONE, SEVERAL, Lengths(2, 17)])
+@pytest.mark.parametrize(
+    "segments",
+    [[1, 40, 0, 1, 17, 2, 1], [1] * 150, [3] * 140, [1, 18] * 70],
+    ids=["some", "ones", "threes", "many"],
+)
+def test_a_list_may_be_of_segments_of_some_lengths(
+    kernels: OnDevice, segments: list[int], lengths: Lengths, block_m: int
+) -> None:
+    bounds = torch.tensor([0, *segments]).cumsum(0).to(torch.int32)
+    work = list_work(run, bounds.to(kernels.device), None, int(bounds[-1]), block_m, lengths)
+    items = work.items[: work.capacity].tolist()
+    expected = expected_items(bounds.tolist(), list(range(len(segments))), block_m, lengths)
+    assert [item[:3] for item in items[: len(expected)]] == expected
+    assert all(item[0] == -1 for item in items[len(expected) :])
+
+
+def test_a_list_has_room_for_each_mix_of_its_lengths_and_no_more_than_that() -> None:
+    bounds, started = torch.empty(33, dtype=torch.int32), list[Launch]()
+    rooms = [list_work(started.append, bounds, None, 512, m, which).capacity for m, which in ((1, ANY), (1, ONE))]
+    assert rooms == [512, 32]
+    assert list_work(started.append, bounds, None, 512, 16, SEVERAL).capacity == 64
+
+
 def test_a_segment_without_owners_owns_itself(kernels: OnDevice) -> None:
     bounds = torch.tensor([0, 2, 2, 5], dtype=torch.int32, device=kernels.device)
     work = list_work(run, bounds, None, 5, 1)
@@ -54,10 +79,12 @@ def test_a_list_is_built_once_a_step_and_again_when_its_tensors_were_written(ker
     for _ in range(3):
         plans.get(bounds, None, 5, 1)
     assert len(started) == 1
+    plans.get(bounds, None, 5, 1, ONE)
+    assert len(started) == 2
     bounds[1] = 3
     plans.get(bounds, None, 5, 1)
     plans.get(bounds.clone(), None, 5, 1)
-    assert len(started) == 3
+    assert len(started) == 4
 
 
 def test_the_grid_does_not_depend_on_who_is_in_the_batch() -> None:
