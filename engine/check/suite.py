@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -150,24 +151,28 @@ def measure_engine(
         _measure_cases(report, scale, engine_with(scale.num_adapters), wait)
     with report.attempts.make("batch_invariant"):
         report.invariant = _measure_invariant(scale, engine_with(scale.peft.adapters, batch_invariant=True), wait)
-    engine = engine_with(scale.overlap.adapters)
-    with report.attempts.make("overlap"):
-        report.overlap = _measure_overlap(scale, engine, cold, wait)
-    with report.attempts.make("trace"):
-        load_adapters(engine, [cold], [COLD])
-        trace_arrival(engine, scale.overlap, COLD, wait, trace)
+    with closing(engine_with(scale.overlap.adapters)) as engine:
+        with report.attempts.make("overlap"):
+            report.overlap = _measure_overlap(scale, engine, cold, wait)
+        with report.attempts.make("trace"):
+            load_adapters(engine, [cold], [COLD])
+            trace_arrival(engine, scale.overlap, COLD, wait, trace)
 
 
 def _measure_cases(report: EngineReport, scale: Scale, engine: Engine, wait: Callable[[], None]) -> None:
-    for case in scale.cases:
-        speed = measure_case(engine, case, scale.decode_steps, wait)
-        report.rows.append(_row(scale, case, speed, report.rows))
-        if case == scale.peft:
-            report.plain = speed
+    """The engine is closed, and gone with the call: two of them would not fit."""
+    with closing(engine):
+        for case in scale.cases:
+            speed = measure_case(engine, case, scale.decode_steps, wait)
+            report.rows.append(_row(scale, case, speed, report.rows))
+            if case == scale.peft:
+                report.plain = speed
 
 
 def _measure_invariant(scale: Scale, engine: Engine, wait: Callable[[], None]) -> Speed:
-    return measure_case(engine, scale.peft, scale.decode_steps, wait)
+    """As `_measure_cases`."""
+    with closing(engine):
+        return measure_case(engine, scale.peft, scale.decode_steps, wait)
 
 
 def _measure_overlap(scale: Scale, engine: Engine, cold: Path, wait: Callable[[], None]) -> Overlap:
