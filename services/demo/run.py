@@ -115,7 +115,7 @@ def _processes(files: StackFiles, environment: Mapping[str, str]) -> list[LoraqP
 @contextmanager
 def _alone(files: StackFiles) -> Iterator[None]:
     """Two demos in one directory would end each other's servers."""
-    lock = try_lock(files.directory / "demo.lock")
+    lock = try_lock(files.demo_lock)
     if lock is None:
         raise InputError(
             f"another demo is running in {files.directory}; give this one a directory of its own with --dir"

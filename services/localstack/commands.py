@@ -1,6 +1,6 @@
 """`loraq up` and `loraq down`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +65,12 @@ def up(broker_port: int | None, postgres_port: int | None, s3_port: int | None, 
 
 @click.command()
 @directory_option
-@click.option("--delete", is_flag=True, help="Delete the directory with all data as well.")
+@click.option("--delete", is_flag=True, help="Delete the stack's data, logs and settings as well.")
 def down(directory: Path, delete: bool) -> None:
     """End the embedded stack.
 
-    Postgres and S3 keep their data for the next `loraq up`; the broker's records are gone.
+    Postgres and S3 keep their data for the next `loraq up`; the broker's records are gone. What the stack did not make,
+    such as another stack's directory below its own, is never deleted.
     """
     stack = Stack(directory)
     if not directory.is_dir():
@@ -79,5 +80,11 @@ def down(directory: Path, delete: bool) -> None:
         ended = stack.take_down()
         click.echo("The stack is down." if ended else f"No stack was running in {directory}.", err=True)
         if delete:
-            stack.files.delete()
-            click.echo(f"Deleted {directory}.", err=True)
+            click.echo(_deleted(directory, stack.files.delete()), err=True)
+
+
+def _deleted(directory: Path, left: Sequence[Path]) -> str:
+    if not left:
+        return f"Deleted {directory}."
+    names = ", ".join(str(directory / path.name) for path in left)
+    return f"Deleted the stack in {directory}, but not what it did not make: {names}."

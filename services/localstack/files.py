@@ -5,7 +5,8 @@ stack.env         the LORAQ_ settings of everything that uses the stack         
 running.json      what the supervisor owns now
 supervisor.lock   held by the supervisor as long as it lives; its process id is inside
 lock              held by `loraq up` and `loraq down` while they work
-data/  logs/      one entry per server
+demo.lock         held by `loraq demo` while it runs in the directory
+data/  logs/      one entry per process
 """
 
 import fcntl
@@ -46,6 +47,11 @@ class StackFiles:
         """Locked by the living supervisor."""
         return self.directory / "supervisor.lock"
 
+    @property
+    def demo_lock(self) -> Path:
+        """Locked by the living demo."""
+        return self.directory / "demo.lock"
+
     def data(self, server: str) -> Path:
         """Data directory of a server."""
         return self.directory / "data" / server
@@ -66,11 +72,26 @@ class StackFiles:
                 f"cannot write to {self.directory}: {error.strerror}; choose another directory with --dir"
             ) from error
 
-    def delete(self) -> None:
-        """Remove what the stack has made. Raises ConfigError for a directory that holds no stack."""
+    def delete(self) -> list[Path]:
+        """Remove what the stack has made, and the directory unless something else lies in it; returns what does.
+
+        Raises ConfigError for a directory that holds no stack.
+        """
         if not self.config.exists():
             raise ConfigError(f"{self.directory} holds no stack (no {self.config.name}); it was not deleted")
-        shutil.rmtree(self.directory)
+        unfinished = [path for file in (self.env, self.running, self.config) for path in _unfinished(file)]
+        # The configuration tells that this is a stack: it goes late, so that a deletion that failed can be repeated.
+        for path in (
+            *(self.directory / "data", self.directory / "logs", self.env, self.running, *unfinished),
+            *(self.supervisor_lock, self.demo_lock, self.config, self.directory / "lock"),
+        ):
+            _remove(path)
+        ignored = self.directory / ".gitignore"
+        left = sorted(path for path in self.directory.iterdir() if path != ignored)
+        if not left:
+            ignored.unlink(missing_ok=True)
+            self.directory.rmdir()
+        return left
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
@@ -89,6 +110,19 @@ def try_lock(path: Path) -> IO[str] | None:
         file.close()
         return None
     return file
+
+
+def _remove(path: Path) -> None:
+    """A file, a directory with all that is in it, or a link but not what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _unfinished(path: Path) -> Iterator[Path]:
+    """What `write_whole` leaves when it is killed."""
+    return path.parent.glob(f".{path.name}.*")
 
 
 def write_whole(path: Path, text: str) -> None:

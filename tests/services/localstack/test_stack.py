@@ -16,9 +16,10 @@ import psutil
 import pytest
 
 from services import kafka
+from services.localstack.config import StackConfig, write_config
 from services.localstack.files import StackFiles
 from services.localstack.processes import started_at
-from services.localstack.running import read_running
+from services.localstack.running import read_running, supervisor_pid
 from services.localstack.servers import Broker
 from services.objectstore import open_store
 from services.settings import Settings
@@ -225,3 +226,35 @@ def test_down_deletes_nothing_but_a_stack(typed: Typed) -> None:
     assert refused.returncode == 1
     assert "holds no stack" in refused.stderr
     assert (typed.directory / "photos").is_dir()
+
+
+def test_down_deletes_what_the_stack_made_and_leaves_a_living_stack_below(typed: Typed) -> None:
+    below = StackFiles(typed.files.directory / "demo")
+    typed.up("--dir", ".loraq/demo")
+    try:
+        typed.up()
+        (typed.files.directory / ".stack.env.1").write_text("")
+        said = typed.run("down", "--delete").stderr
+        assert "Deleted the stack in .loraq, but not what it did not make: .loraq/demo." in said
+        assert sorted(path.name for path in typed.files.directory.iterdir()) == [".gitignore", "demo"]
+        running = read_running(below)
+        assert running.settled
+        assert not running.dead
+        assert supervisor_pid(below) is not None
+    finally:
+        ended = typed.run("down", "--dir", ".loraq/demo", "--delete")
+    assert "The stack is down." in ended.stderr
+    assert "Deleted .loraq/demo." in ended.stderr
+    assert processes_in(typed.directory) == []
+
+
+def test_a_linked_data_directory_is_let_go_and_not_emptied(typed: Typed) -> None:
+    elsewhere = typed.directory / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").write_text("")
+    typed.files.create()
+    (typed.files.directory / "data").rmdir()
+    (typed.files.directory / "data").symlink_to(elsewhere)
+    write_config(typed.files, StackConfig.new())
+    assert "Deleted .loraq." in typed.run("down", "--delete").stderr
+    assert (elsewhere / "kept").exists()
