@@ -5,6 +5,7 @@ async with JobProducer.from_settings(settings) as producer:
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -87,17 +88,19 @@ class JobProducer:
             assert request.job_id is not None
             return await self._send(topic, record_key(request), value, request.job_id, headers)
 
-    async def cancel(self, tenant: str, job_id: UUID) -> Receipt:
+    async def cancel(self, tenant: str, job_id: UUID | str) -> Receipt:
         """Ask for a job to be cancelled, be it running, waiting or not even seen yet; one that ends first stays ended.
 
-        Returns once every in-sync replica has the record; raises InputError if `tenant` is no name of one,
-        RetryableError if the broker did not take it.
+        Returns once every in-sync replica has the record; raises InputError if `tenant` is no name of one or `job_id`
+        no UUID, RetryableError if the broker did not take it.
         """
         try:
-            value = Cancellation(tenant=tenant, job_id=job_id).model_dump_json().encode()
+            asked = Cancellation.model_validate_json(json.dumps({"tenant": tenant, "job_id": str(job_id)}))
         except ValidationError as error:
             raise InputError(sentence_of(error)) from error
-        return await self._send(self._settings.control_topic, tenant.encode(), value, job_id)
+        return await self._send(
+            self._settings.control_topic, tenant.encode(), asked.model_dump_json().encode(), asked.job_id
+        )
 
     async def _send(
         self, topic: str, key: bytes | None, value: bytes, job_id: UUID, headers: Sequence[tuple[str, bytes]] = ()

@@ -4,6 +4,7 @@ import json
 import re
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -14,12 +15,12 @@ from schemas.common import Lane
 from services.identifiers import uuid7
 from services.secrets import new_webhook_secret
 from services.settings import Settings
+from tests.builders import lora_adapter, tiny_llama
 from tests.integration.workers import running_worker
 from tests.integration.world import TENANT, job_request, open_world
-from tests.waiting import eventually
 
 PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text(encoding="utf-8")
-PRODUCING, _, VERIFYING = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+PRODUCING, SENDING, READING, _, VERIFYING = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 KEYS = [f"acme/adapter-{number}" for number in range(12)]
 
 
@@ -39,8 +40,23 @@ async def test_a_job_from_the_page_ends_in_a_row(settings: Settings) -> None:
     assert f'"tenant": "{TENANT}"' in PRODUCING
     async with open_world(settings) as world, running_worker(settings):
         code = PRODUCING.replace("loraq.default.jobs.standard", settings.jobs_topic(Lane.STANDARD))
-        exec(code, {"bootstrap": settings.kafka_bootstrap})  # noqa: S102  # the page's own code
-        await eventually(world.jobs, what="the job's row")
+        names: dict[str, Any] = {"bootstrap": settings.kafka_bootstrap}
+        exec(code, names)  # noqa: S102  # the page's own code
+        await world.ended(UUID(names["job"]["job_id"]))
+
+
+async def test_a_job_is_sent_and_its_row_read_as_on_the_page(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("services.settings.load_settings", lambda: settings)
+    names: dict[str, Any] = {}
+    exec(SENDING + READING, names)  # noqa: S102  # the page's own code
+    async with open_world(settings) as world, running_worker(settings):
+        await world.add_adapter(lora_adapter(tmp_path / "mine", tiny_llama(tmp_path / "base")), "my-adapter")
+        job_id = await names["submit"]("hello")
+        row = await names["result"](settings.database_url.get_secret_value(), TENANT, job_id)
+    assert row["state"] == "succeeded"
+    assert row["output_text"]
 
 
 def test_a_webhook_is_verified_as_on_the_page(capsys: pytest.CaptureFixture[str]) -> None:

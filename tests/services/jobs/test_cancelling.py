@@ -85,7 +85,7 @@ async def test_the_code_of_the_page_cancels(settings: Settings, monkeypatch: pyt
     scope["load_settings"] = lambda: settings
     async with open_world(settings) as world, running_worker(settings):
         job_id = uuid7()
-        await scope["cancel"](TENANT, job_id)  # type: ignore[operator]
+        await scope["cancel"](TENANT, str(job_id))  # type: ignore[operator]
         await eventually(lambda: remembered(world, job_id), what="the cancellation to be remembered")
 
 
@@ -100,3 +100,5 @@ async def test_what_cannot_be_asked_for_is_told(settings: Settings) -> None:
         async with JobProducer.from_settings(settings) as producer:
             with pytest.raises(InputError, match="field 'tenant'"):
                 await producer.cancel("Not A Name", uuid7())
+            with pytest.raises(InputError, match=r"field 'job_id': .*UUID.*got '0192…'"):
+                await producer.cancel(TENANT, "0192…")
