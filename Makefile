@@ -93,8 +93,9 @@ clean: ## remove what builds and tools leave; the environment and the stack's da
 
 # Each stamp stands for one finished step, so a second run has nothing to do.
 $(VENV)/.uv: requirements/bootstrap.txt
-	@command -v gcc >/dev/null || command -v cc >/dev/null || \
-		{ echo "make: no C compiler found; install gcc (Debian: apt-get install gcc)" >&2; exit 1; }
+	@for candidate in "$${CXX:-g++}" g++ c++ clang++; do command -v "$$candidate" >/dev/null && exit 0; done; \
+		echo "make: no C++ compiler found; install g++ 12 or newer (Debian: apt-get install g++)," \
+			"or name one: make CXX=/path/to/clang++" >&2; exit 1
 	@found=""; for candidate in $(PYTHON) python3.13 python3.12 python3.11 python3; do \
 		if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found="$$candidate"; break; fi; \
 	done; \

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -82,6 +83,16 @@ def test_make_names_the_python_that_is_too_old(tmp_path: Path) -> None:
     refused = _make(f"VENV={tmp_path / 'venv'}", "demo", PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert refused.returncode != 0
     assert "Python 3.11 or newer is needed; found Python 3.9.2" in refused.stderr
+
+
+def test_make_names_the_compiler_that_is_missing(tmp_path: Path) -> None:
+    make = shutil.which("make")
+    assert make is not None
+    (tmp_path / "make").symlink_to(make)
+    refused = _make(f"VENV={tmp_path / 'venv'}", "demo", PATH=str(tmp_path), CXX="")
+    assert refused.returncode != 0
+    assert "make: no C++ compiler found; install g++ 12 or newer" in refused.stderr
+    assert not (tmp_path / "venv").exists()
 
 
 def test_hooks_before_a_commit_run_what_lint_runs() -> None:
