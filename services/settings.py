@@ -14,12 +14,14 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 from schemas.common import NAME_PATTERN, Lane
 from services.addresses import host_and_port, is_database_url, is_host, is_port
 from services.errors import ConfigError, MissingSettingError, RetryableError
+from services.locks import is_locked
 from services.validation import shown
 
 GIB = 1024**3
 MIB = 1024**2
 
 STACK_ENV = Path(".loraq/stack.env")
+SUPERVISOR_LOCK = STACK_ENV.with_name("supervisor.lock")
 ENV_FILES = (STACK_ENV, Path(".env"))
 WHERE = ("LORAQ_DATABASE_URL", "LORAQ_KAFKA_BOOTSTRAP")
 LIST_EXAMPLES = {"lanes": '["standard", "batch"]', "webhook_retry_delays_s": "[5, 300, 1800]"}
@@ -292,9 +294,11 @@ def _unreadable(error: OSError | UnicodeDecodeError) -> ConfigError:
 
 
 def hint_without_stack(error: Exception) -> str | None:
-    """What to do where nothing says how to reach the servers and a command failed for that; None otherwise."""
-    if not isinstance(error, RetryableError | MissingSettingError):
+    """What to do where nothing says how to reach the servers, or a stack that is down does; None otherwise."""
+    if not isinstance(error, RetryableError | MissingSettingError) or any(name in os.environ for name in WHERE):
         return None
-    if any(path.is_file() for path in ENV_FILES) or any(name in os.environ for name in WHERE):
+    if STACK_ENV.is_file() and isinstance(error, RetryableError) and not is_locked(SUPERVISOR_LOCK):
+        return f"the settings came from {STACK_ENV}, and its stack is not running: run `loraq up`"
+    if any(path.is_file() for path in ENV_FILES):
         return None
     return f"there is no {STACK_ENV} in {Path.cwd()}: run `loraq up` here, or go where it was run"

@@ -5,9 +5,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from services.localstack.files import StackFiles, try_lock, write_whole
+from services.localstack.files import StackFiles, write_whole
 from services.localstack.ports import wait_until_free
 from services.localstack.processes import kill, started_at
+from services.locks import is_locked
 
 POLL_S = 0.02
 ORPHAN_TIMEOUT_S = 5.0
@@ -56,13 +57,7 @@ def write_running(files: StackFiles, running: Running) -> None:
 
 def supervisor_pid(files: StackFiles) -> int | None:
     """Process id of the living supervisor. Its lock tells, not the id: an id in a file may be anyone's by now."""
-    if not files.supervisor_lock.exists():
-        return None
-    lock = try_lock(files.supervisor_lock)
-    if lock is not None:
-        lock.close()
-        return None
-    return int(files.supervisor_lock.read_text())
+    return int(files.supervisor_lock.read_text()) if is_locked(files.supervisor_lock) else None
 
 
 def end_orphans(files: StackFiles) -> list[str]:

@@ -19,10 +19,11 @@ from typing import IO
 
 from services.errors import ServiceError
 from services.localstack.config import read_config, servers
-from services.localstack.files import StackFiles, try_lock
+from services.localstack.files import StackFiles
 from services.localstack.processes import started_at
 from services.localstack.running import Running, RunningServer, write_running
 from services.localstack.servers import Server
+from services.locks import try_lock
 
 TICK_S = 0.1
 START_TIMEOUT_S = 60.0

@@ -8,6 +8,7 @@ import click
 import pytest
 
 from services.cli import COMMANDS, cli
+from services.locks import try_lock
 
 
 def _loraq(*arguments: str, directory: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -53,6 +54,20 @@ def test_where_no_stack_is_known_a_failure_says_how_to_get_one(tmp_path: Path) -
     process = _loraq("dispatcher", directory=tmp_path)
     assert process.returncode == 1
     assert "run `loraq up` here" in process.stderr
+
+
+def test_where_the_stack_that_the_settings_name_is_down_a_failure_says_so(tmp_path: Path) -> None:
+    stack = tmp_path / ".loraq"
+    stack.mkdir()
+    (stack / "stack.env").write_text("LORAQ_DATABASE_URL=postgresql://127.0.0.1:1/loraq\n")
+    hint = "the settings came from .loraq/stack.env, and its stack is not running: run `loraq up`"
+    assert hint in _loraq("jobs", directory=tmp_path).stderr
+    (stack / "supervisor.lock").touch()
+    assert hint in _loraq("jobs", directory=tmp_path).stderr
+    lock = try_lock(stack / "supervisor.lock")
+    assert lock is not None
+    with lock:
+        assert "loraq up" not in _loraq("jobs", directory=tmp_path).stderr
 
 
 def test_where_a_server_is_named_a_failure_speaks_of_that_alone(tmp_path: Path) -> None:
