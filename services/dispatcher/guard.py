@@ -12,7 +12,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from yarl import URL
 
-from services.dispatcher.outcome import NotAllowed, Unsendable
+from services.dispatcher.outcome import HOW_TO_ALLOW, NotAllowed, Unsendable
 from services.errors import ConfigError
 
 Address = IPv4Address | IPv6Address
@@ -66,7 +66,7 @@ class AddressNotAllowedError(Exception):
     """A connection to a refused address was about to be made."""
 
     def __init__(self, address: str) -> None:
-        super().__init__(f"webhooks must not reach {address}; LORAQ_WEBHOOK_ALLOW_NETWORKS lets networks through")
+        super().__init__(f"webhooks must not reach {address}; {HOW_TO_ALLOW}")
         self.address = address
 
 

@@ -37,6 +37,7 @@ class NotAllowed:
 Answer = Answered | Unreachable | Unsendable | NotAllowed
 
 ADDRESS_NOT_ALLOWED = "address not allowed"
+HOW_TO_ALLOW = "LORAQ_WEBHOOK_ALLOW_NETWORKS lets networks through"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,17 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from services import telemetry
 from services.dispatcher.outbox import Outbox, WebhookRow, delivery_outcome
-from services.dispatcher.outcome import Answer, Answered, Blocked, Delivered, Failed, NotAllowed, Outcome, Unreachable
+from services.dispatcher.outcome import (
+    HOW_TO_ALLOW,
+    Answer,
+    Answered,
+    Blocked,
+    Delivered,
+    Failed,
+    NotAllowed,
+    Outcome,
+    Unreachable,
+)
 from services.dispatcher.schedule import RetryPolicy, decide
 from services.dispatcher.sender import Sender
 from services.dispatcher.slots import HostSlots
@@ -204,7 +214,7 @@ def _describe(span: Span, answer: Answer, outcome: Outcome) -> None:
 
 
 def _report(row: WebhookRow, answer: Answer, outcome: Outcome, duration: timedelta) -> None:
-    """The operator's log; unlike the tenant's row it says which address was refused."""
+    """The operator's log; unlike the tenant's row it says which address was refused, and what would allow it."""
     word = delivery_outcome(outcome)
     telemetry.WEBHOOK_ATTEMPTS.labels(outcome=word).inc()
     telemetry.WEBHOOK_SECONDS.observe(duration.total_seconds())
@@ -219,5 +229,6 @@ def _report(row: WebhookRow, answer: Answer, outcome: Outcome, duration: timedel
         status=_status(answer),
         reason=getattr(outcome, "reason", None),
         refused_address=answer.address if isinstance(answer, NotAllowed) else None,
+        hint=HOW_TO_ALLOW if isinstance(answer, NotAllowed) else None,
         duration_ms=round(duration / timedelta(milliseconds=1), 1),
     )

@@ -119,7 +119,8 @@ def jobs() -> None:
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Newest so many.")
 @json_option
 def show(job_id: UUID | None, tenant: str | None, state: str | None, limit: int, as_json: bool) -> None:
-    """List the newest jobs, or show everything about JOB_ID, its output included."""
+    """List the newest jobs, or show everything about JOB_ID, its output and the state of its webhooks included."""
+    from services.jobs.deliveries import COLUMNS as WEBHOOK_COLUMNS
     from services.jobs.rows import list_jobs, show_job
     from services.output import on_database, print_fields, print_json, print_rows
 
@@ -135,7 +136,11 @@ def show(job_id: UUID | None, tenant: str | None, state: str | None, limit: int,
         print_rows(rows, COLUMNS, nothing)
     else:
         for row in rows:
+            webhooks = row.pop("webhooks")
             print_fields(row)
+            if webhooks:
+                click.echo()
+                print_rows(webhooks, WEBHOOK_COLUMNS, "There is no webhook.")
 
 
 @jobs.command()

@@ -9,6 +9,7 @@ from uuid import UUID
 from schemas.common import TERMINAL_STATES
 from services.database import Connection, Pool, translated
 from services.errors import InputError
+from services.jobs.deliveries import deliveries_of
 
 LIST = """
 select tenant, job_id, adapter, adapter_version, lane, state, error_code, error_message, attempts, accepted_at,
@@ -65,12 +66,12 @@ async def list_jobs(connection: Connection, tenant: str | None, state: str | Non
 
 
 async def show_job(connection: Connection, job_id: UUID, tenant: str | None) -> list[dict[str, Any]]:
-    """Everything about a job; ids are unique per tenant only. Raises InputError if there is none."""
+    """Everything about a job, its webhooks too; ids are unique per tenant only. Raises InputError if there is none."""
     rows = [dict(row) for row in await connection.fetch(SHOW, [job_id], tenant)]
     if not rows:
         whose = f" of tenant {tenant}" if tenant else ""
         raise InputError(f"there is no job {job_id}{whose}; a job is known once a worker has taken its record")
-    return rows
+    return [row | {"webhooks": await deliveries_of(connection, row["tenant"], job_id)} for row in rows]
 
 
 async def wait_for(

@@ -4,6 +4,8 @@ from dataclasses import asdict
 
 import click
 
+from services.dispatcher.guard import AddressGuard, parse_url
+from services.dispatcher.outcome import HOW_TO_ALLOW, NotAllowed, Unsendable
 from services.output import (
     json_option,
     on_database,
@@ -13,6 +15,7 @@ from services.output import (
     tenant_option,
 )
 from services.registry.endpoints import add_endpoint, list_endpoints, remove_endpoint
+from services.settings import Settings, load_settings
 
 COLUMNS = {"tenant": "tenant", "name": "name", "url": "url", "created_at": "created"}
 
@@ -29,11 +32,27 @@ def endpoints() -> None:
 @json_option
 def add(name: str, url: str, tenant: str, as_json: bool) -> None:
     """Register URL as NAME; a job then says {"webhook": {"endpoint": "NAME"}}."""
-    on_database(lambda connection: add_endpoint(connection, tenant, name, url))
+    settings = load_settings()
+    on_database(lambda connection: add_endpoint(connection, tenant, name, url), settings)
+    if (warning := _refused(url, settings)) is not None:
+        click.echo(warning, err=True)
     if as_json:
         print_json({"tenant": tenant, "name": name, "url": url})
     else:
         click.echo(f"{tenant} has the endpoint {name}.")
+
+
+def _refused(url: str, settings: Settings) -> str | None:
+    """What to say of an address that the dispatcher would not send to, as far as the address alone tells."""
+    parsed = parse_url(url)
+    refusal = parsed if isinstance(parsed, Unsendable) else AddressGuard(settings.webhook_allow_networks).refuse(parsed)
+    match refusal:
+        case None:
+            return None
+        case NotAllowed(address):
+            return f"Webhooks to {address} will be blocked: with the settings here it is not allowed; {HOW_TO_ALLOW}."
+        case Unsendable(reason):
+            return f"Webhooks to this address will fail: {reason}."
 
 
 @endpoints.command("list")

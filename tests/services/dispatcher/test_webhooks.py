@@ -98,7 +98,9 @@ async def test_410_ends_it_at_once(world: World) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "2130706433"])
-async def test_an_address_inside_is_blocked_and_the_tenant_learns_no_more(world: World, host: str) -> None:
+async def test_an_address_inside_is_blocked_and_the_tenant_learns_no_more(
+    world: World, host: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = world.settings.model_copy(update={"webhook_allow_networks": ()})
     async with raw_server(OK) as server, dispatching(settings):
         event_id = await world.add_webhook(server.url(host))
@@ -106,6 +108,7 @@ async def test_an_address_inside_is_blocked_and_the_tenant_learns_no_more(world:
         assert server.connections == 0
     [delivery] = await world.deliveries(event_id)
     assert (delivery["outcome"], delivery["error"], delivery["status_code"]) == ("blocked", "address not allowed", None)
+    assert "LORAQ_WEBHOOK_ALLOW_NETWORKS" in "".join(capsys.readouterr()), "the operator's log says what would allow it"
 
 
 async def test_each_tenants_webhooks_carry_its_own_secret(world: World) -> None:

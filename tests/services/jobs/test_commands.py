@@ -19,6 +19,8 @@ from services.settings import Settings
 from tests.integration.workers import running_worker
 from tests.integration.world import TENANT, World, open_world
 from tests.processes import loraq
+from tests.services.dispatcher.conftest import dispatching
+from tests.waiting import eventually
 
 
 async def run(settings: Settings, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -124,6 +126,35 @@ async def test_a_wait_goes_on_where_dead_letters_cannot_be_read(settings: Settin
 async def kafka_without_dead_letters(settings: Settings) -> None:
     async with kafka.admin(settings) as admin:
         await admin.create_topics([NewTopic(settings.jobs_topic(Lane.STANDARD), 1, 1)])
+
+
+async def test_a_job_is_shown_with_what_became_of_its_webhooks(settings: Settings) -> None:
+    async def webhooks() -> Any:
+        [row] = lines((await run(settings, "jobs", str(job_id), "--json")).stdout)
+        return row["webhooks"]
+
+    async with open_world(settings) as world, running_worker(settings):
+        job_id = await world.send_job(webhook={"url": "http://127.0.0.1:8080/hook?token=secret"})
+        await world.ended(job_id)
+        [pending] = await webhooks()
+        assert (pending["host"], pending["outcome"], pending["attempts"]) == ("127.0.0.1:8080", "pending", 0)
+        assert pending["next_attempt_at"] is not None
+        async with dispatching(settings):
+            await eventually(lambda: world.rows("select from loraq.webhook_deliveries"), what="an attempt")
+        [blocked] = await webhooks()
+        shown = await run(settings, "jobs", str(job_id))
+    assert blocked == {
+        "host": "127.0.0.1:8080",
+        "outcome": "blocked",
+        "attempts": 1,
+        "next_attempt_at": None,
+        "status_code": None,
+        "reason": "address not allowed",
+    }
+    assert re.search(
+        r"^webhook to .*\n127\.0\.0\.1:8080 +blocked +1 +- +- +address not allowed", shown.stdout, re.MULTILINE
+    )
+    assert "secret" not in shown.stdout
 
 
 async def test_a_wait_names_the_tenant_that_is_not_registered(settings: Settings) -> None:

@@ -139,6 +139,19 @@ def test_endpoints(run: Run) -> None:
     assert run("endpoints", "add", "main", "https://example.com/other", *tenant).status == 0
 
 
+def test_an_endpoint_that_would_be_blocked_is_registered_with_a_warning(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("tenants", "add", "acme")
+    added = run("endpoints", "add", "inside", "http://127.0.0.1:8080/hook", "--tenant", "acme", "--json")
+    assert (added.status, added.lines[0]["name"]) == (0, "inside")
+    assert added.stderr.startswith("Webhooks to 127.0.0.1 will be blocked")
+    assert "LORAQ_WEBHOOK_ALLOW_NETWORKS" in added.stderr
+    assert "port 25" in run("endpoints", "add", "mail", "http://example.com:25/", "--tenant", "acme").stderr
+    monkeypatch.setenv("LORAQ_WEBHOOK_ALLOW_NETWORKS", '["127.0.0.0/8"]')
+    assert run("endpoints", "add", "inside", "http://127.0.0.1:8080/hook", "--tenant", "acme").stderr == ""
+
+
 def test_with_a_registrar_a_push_waits_for_its_verdict(settings_with_base: Settings, adapter_dir: MakeAdapter) -> None:
     settings = settings_with_base
     assert loraq("tenants", "add", "acme", settings=settings).returncode == 0

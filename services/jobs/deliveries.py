@@ -1,0 +1,51 @@
+"""The webhooks of a job, for people who look at it: what became of each so far."""
+
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from services.database import Connection
+
+COLUMNS = {
+    "host": "webhook to",
+    "outcome": "outcome",
+    "attempts": "attempts",
+    "next_attempt_at": "next attempt",
+    "status_code": "status",
+    "reason": "reason",
+}
+# Rows of the outbox are deleted when they are old, attempts are not.
+SELECT = """
+with attempted as (
+    select distinct on (webhook_id, url) webhook_id, url, outcome, attempt, next_attempt_at, status_code, error
+    from loraq.webhook_deliveries
+    where tenant = $1 and job_id = $2
+    order by webhook_id, url, attempt desc
+), waiting as (
+    select event_id, target, attempts, next_attempt_at
+    from loraq.outbox
+    where tenant = $1 and job_id = $2 and kind = 'webhook' and state = 'pending'
+)
+select coalesce(attempted.url, waiting.target) as url, coalesce(attempted.outcome, 'pending') as outcome,
+       greatest(attempted.attempt, waiting.attempts) as attempts, waiting.next_attempt_at, attempted.status_code,
+       attempted.error as reason
+from attempted
+full join waiting on waiting.event_id = attempted.webhook_id and waiting.target = attempted.url
+order by url
+"""
+
+
+async def deliveries_of(connection: Connection, tenant: str, job_id: UUID) -> list[dict[str, Any]]:
+    """One for each webhook of the job, the fields of COLUMNS; of its address the host alone, the rest may be secret.
+
+    `outcome` is that of the newest attempt, `pending` before the first.
+    """
+    rows = [dict(row) for row in await connection.fetch(SELECT, tenant, job_id)]
+    return [{"host": _host(row["url"])} | {name: row[name] for name in list(COLUMNS)[1:]} for row in rows]
+
+
+def _host(url: str) -> str:
+    try:
+        return urlsplit(url).netloc.rpartition("@")[2]
+    except ValueError:
+        return "?"
