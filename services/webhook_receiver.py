@@ -17,11 +17,12 @@ import click
 from aiohttp import web
 
 from services.addresses import is_host
-from services.dispatcher.sign import ID_HEADER, SignatureError, key_of, verify
+from services.dispatcher.sign import ID_HEADER, SECRET_PREFIX, SecretError, SignatureError, key_of, verify
 from services.errors import ConfigError, RetryableError
 from services.validation import shown
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
+MIN_KEY_BYTES = 24  # what the specification asks for
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class WebhookReceiver:
     @property
     def url(self) -> str:
         """Where to send webhooks; any path below it is taken as well."""
-        return f"http://{self._address[0]}:{self.port}/webhooks"
+        return f"http://{self._address[0]}:{self.port}/"
 
     async def wait_for(self, count: int, timeout_s: float = 30.0) -> list[ReceivedWebhook]:
         """The verified webhooks once there are `count` with different ids; raises RetryableError after `timeout_s`."""
@@ -129,8 +130,22 @@ class WebhookReceiver:
         return ReceivedWebhook(lowered.get(ID_HEADER, ""), lowered, body, problem)
 
 
+def _whole_secret(text: str) -> str:
+    """A secret as `loraq tenants add` prints it: one that was cut would call every signature bad."""
+    if not text.startswith(SECRET_PREFIX):
+        raise click.BadParameter(f"a webhook secret begins with {SECRET_PREFIX}; `loraq tenants add` printed it once")
+    try:
+        key = key_of(text)
+    except SecretError as error:
+        raise click.BadParameter(f"{error}; was it copied whole?") from error
+    if len(key) < MIN_KEY_BYTES:
+        reason = f"it holds {len(key)} bytes, a webhook secret at least {MIN_KEY_BYTES}; was it copied whole?"
+        raise click.BadParameter(reason)
+    return text
+
+
 @click.command()
-@click.option("--secret", required=True, help="The tenant's webhook secret, whsec_….")
+@click.option("--secret", type=_whole_secret, required=True, help="The tenant's webhook secret, whsec_….")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one.")
 @click.option("--count", type=click.IntRange(min=1), help="End after so many well-signed webhooks.")
@@ -144,7 +159,7 @@ def listen(secret: str, host: str, port: int, count: int | None) -> None:
 
 async def _listen(secret: str, host: str, port: int, count: int | None) -> None:
     async with WebhookReceiver(secret, host=host, port=port, on_webhook=_print) as receiver:
-        click.echo(f"Listening for webhooks at {receiver.url} (Ctrl-C ends it)", err=True)
+        click.echo(f"Listening for webhooks at {receiver.url} and any path below it (Ctrl-C ends it)", err=True)
         await receiver.wait_for(count or 2**31, timeout_s=365 * 86_400)
 
 

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import aiohttp
 
-from services.database import listen, open_pool
+from services.database import listen, open_pool, transaction
 from services.dispatcher import housekeeping
 from services.dispatcher.connector import guarded_session
 from services.dispatcher.events import EventLoop
@@ -16,6 +16,7 @@ from services.dispatcher.slots import HostSlots
 from services.dispatcher.wakeup import CHANNEL
 from services.dispatcher.webhooks import WebhookLoop, WebhookTimes
 from services.lifecycle import Lifecycle
+from services.registry.tenants import check_secret_key
 from services.secrets import SecretBox
 from services.settings import Settings
 
@@ -31,6 +32,8 @@ async def serve(life: Lifecycle, settings: Settings) -> None:
             guard, concurrency=settings.webhook_concurrency, timeout_s=settings.webhook_timeout_s
         ) as session,
     ):
+        async with transaction(database, "check the secret key") as connection:
+            await check_secret_key(connection, box)
         outbox = Outbox(database, settings.pool)
         webhooks = _webhook_loop(settings, outbox, session, guard, box)
         events = EventLoop(outbox, settings)

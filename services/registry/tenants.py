@@ -21,9 +21,13 @@ from loraq.tenants t where $1::text is null or t.tenant = $1 order by t.tenant
 """
 EXISTS = "select exists (select from loraq.tenants where tenant = $1)"
 WEBHOOK_SECRETS = "select tenant, webhook_secret from loraq.tenants where tenant = any($1::text[])"
+NEWEST_SECRETS = "select webhook_secret from loraq.tenants order by created_at desc limit $1"
 PRODUCER_KEYS = """
 select tenant, producer_key from loraq.tenants where tenant = any($1::text[]) and disabled_at is null
 """
+
+
+CHECKED_SECRETS = 10
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,26 @@ async def webhook_secrets(connection: Connection, box: SecretBox, tenants: Colle
     """`whsec_…` of each of the tenants that exist, in one query."""
     rows = await connection.fetch(WEBHOOK_SECRETS, sorted(set(tenants)))
     return {row["tenant"]: box.open(row["webhook_secret"]).decode() for row in rows}
+
+
+async def check_secret_key(connection: Connection, box: SecretBox) -> None:
+    """Raises ConfigError if there are tenants and the box opens the secret of none of the newest.
+
+    That one of them does not open may be damage, which is no reason to hold up the others.
+    """
+    problem = None
+    for row in await connection.fetch(NEWEST_SECRETS, CHECKED_SECRETS):
+        try:
+            box.open(row["webhook_secret"])
+        except ConfigError as error:
+            problem = error
+        else:
+            return
+    if problem is not None:
+        raise ConfigError(
+            "LORAQ_SECRET_KEY is another one than the tenants' secrets were sealed with: none of the stored ones opens;"
+            " give every process the same key"
+        ) from problem
 
 
 async def producer_keys(connection: Connection, box: SecretBox, tenants: Collection[str]) -> dict[str, bytes]:

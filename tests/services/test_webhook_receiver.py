@@ -9,12 +9,13 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from click.testing import CliRunner
 from standardwebhooks import Webhook
 
 from services.dispatcher.sign import SecretError
 from services.errors import ConfigError, RetryableError
 from services.secrets import new_webhook_secret
-from services.webhook_receiver import WebhookReceiver
+from services.webhook_receiver import WebhookReceiver, listen
 from tests.waiting import eventually
 
 SECRET = new_webhook_secret()
@@ -60,6 +61,16 @@ async def test_a_taken_port_a_bad_secret_and_a_bad_host_are_named() -> None:
         with pytest.raises(ConfigError, match=str(receiver.port)):
             async with WebhookReceiver(SECRET, port=receiver.port):
                 pass
+
+
+@pytest.mark.parametrize(
+    ("secret", "problem"),
+    [("abc", "begins with whsec_"), ("whsec_?", "not base64"), (SECRET[:20], "copied whole"), ("whsec_", "empty")],
+)
+def test_the_command_refuses_a_secret_that_cannot_be_one(secret: str, problem: str) -> None:
+    refused = CliRunner().invoke(listen, ["--secret", secret])
+    assert refused.exit_code == 2
+    assert problem in refused.output
 
 
 async def test_the_command_prints_each_webhook_with_its_verdict(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """The dispatcher as an operator runs it."""
 
+from pydantic import SecretStr
+
 from services.kafka import ensure_topics
+from services.secrets import new_secret_key
 from services.webhook_receiver import WebhookReceiver
 from tests.processes import loraq, spawn
 from tests.services.dispatcher.conftest import World
@@ -33,3 +36,11 @@ async def test_a_missing_secret_key_or_a_bad_network_is_named_at_once(world: Wor
     ended = loraq("dispatcher", settings=no_key)
     assert ended.returncode == 1
     assert "LORAQ_SECRET_KEY is not set" in ended.stderr
+
+
+async def test_another_secret_key_than_that_of_the_stored_secrets_is_named_at_once(world: World) -> None:
+    other = world.settings.model_copy(update={"secret_key": SecretStr(new_secret_key())})
+    ended = loraq("dispatcher", settings=other)
+    assert ended.returncode == 1
+    assert "LORAQ_SECRET_KEY is another one than the tenants' secrets were sealed with" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -14,11 +14,12 @@ from services.dispatcher.outcome import Delivered, Failed, Retry
 from services.dispatcher.slots import Room
 from services.secrets import new_webhook_secret
 from services.webhook_receiver import ReceivedWebhook, WebhookReceiver
-from tests.services.dispatcher.conftest import BODY, World, dispatching
+from tests.services.dispatcher.conftest import BODY, TENANT, World, dispatching
 from tests.services.dispatcher.servers import OK, hang, raw_server
 from tests.waiting import eventually
 
 ROOM = Room(total=10, by_host={}, other_hosts=5)
+REPLACE_SECRET = "update loraq.tenants set webhook_secret = $1 where tenant = $2"
 CLAIM_OF_ONE_LAPSES = "update loraq.outbox set next_attempt_at = now() where event_id = $1"
 
 
@@ -125,12 +126,13 @@ async def test_a_secret_that_cannot_be_opened_raises_an_alarm_and_is_retried(wor
     before = alarms("webhook_secret_unusable")
     sealed_elsewhere = os.urandom(64)
     sealed = await world.database.fetchval("select webhook_secret from loraq.tenants")
-    await world.database.execute("update loraq.tenants set webhook_secret = $1", sealed_elsewhere)
+    await world.add_tenant("other", new_webhook_secret())
+    await world.database.execute(REPLACE_SECRET, sealed_elsewhere, TENANT)
     async with WebhookReceiver(world.secret) as receiver, dispatching(world.settings):
         broken = await world.add_webhook(receiver.url)
         await eventually(lambda: world.deliveries(broken), what="an attempt")
         assert receiver.received == []
-        await world.database.execute("update loraq.tenants set webhook_secret = $1", sealed)
+        await world.database.execute(REPLACE_SECRET, sealed, TENANT)
         await receiver.wait_for(1)
         await finished(world, broken)
     assert alarms("webhook_secret_unusable") > before
