@@ -27,6 +27,18 @@ Values left empty below have no default. This page is generated from the code by
 | variable | default | unit or bounds | what it is |
 |---|---|---|---|
 """
+ENGINE_VARIABLES = """
+These are read by the engine, which also runs without the rest, or by Triton below it. They count in the environment alone,
+not in `.env`.
+
+| variable | default | what it is |
+|---|---|---|
+| `LORAQ_KERNEL_CACHE` | `loraq/kernels` below `XDG_CACHE_HOME`, else `~/.cache/loraq/kernels` | Directory of the \
+engine's compiled operators. `LORAQ_CACHE_DIR` does not move it. |
+| `CXX` | `g++`, `c++` or `clang++` | C++ compiler of those operators. |
+| `CC` | `gcc` or `clang` | C compiler that Triton needs for a CUDA device. |
+| `TRITON_CACHE_DIR` | `~/.triton/cache` | Directory of Triton's compiled kernels. |
+"""
 ERRORS = """\
 # Error codes
 
@@ -87,7 +99,7 @@ def configuration() -> str:
         f"| `LORAQ_{name.upper()}` | {_default(name, field)} | {_bounds(name, field)} | {field['description']} |\n"
         for name, field in properties.items()
     ]
-    return CONFIGURATION + "".join(rows)
+    return CONFIGURATION + "".join(rows) + ENGINE_VARIABLES
 
 
 def errors() -> str:
