@@ -80,11 +80,7 @@ def source_text(letter: Letter) -> str | None:
 
 def said(mark: Mark) -> str:
     """How often and where to, in words."""
-    return f"{_times(mark.times)}, {f'to {mark.sent_to}' if mark.sent_to else 'the newest perhaps in vain'}"
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
+    return f"{mark.how_often}, {f'to {mark.sent_to}' if mark.sent_to else 'the newest perhaps in vain'}"
 
 
 def fields(letter: Letter, mark: Mark | None) -> dict[str, Any]:

@@ -47,6 +47,11 @@ class Mark:
     sent_at: datetime | None
     sent_to: str | None
 
+    @property
+    def how_often(self) -> str:
+        """In words."""
+        return "once" if self.times == 1 else f"{self.times} times"
+
 
 @dataclass(frozen=True, slots=True)
 class Marks:

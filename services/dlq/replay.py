@@ -15,7 +15,7 @@ from services.dlq.letters import Letter, letter_of
 from services.dlq.marks import Mark, Marks
 from services.dlq.plan import Order, Refuse, Send, plan
 from services.errors import InputError
-from services.registry.tenants import producer_keys
+from services.registry.tenants import producer_keys, require_tenant
 from services.secrets import SecretBox
 from services.settings import Settings
 from services.topics import partitions_of, scan
@@ -51,8 +51,9 @@ class Report:
 async def replay(settings: Settings, wish: Wish) -> AsyncGenerator[list[Report], None]:
     """Send the chosen letters back, oldest first within each partition; yields reports batch by batch.
 
-    Ends after `wish.limit` letters that were sent or refused. Raises RetryableError where Kafka or Postgres fails: what
-    was sent until then is marked, so the same command goes on from there.
+    Ends after `wish.limit` letters that were sent or refused. Raises InputError for a tenant that is not registered,
+    whose letters would all come back, unless they are forced or get another one; RetryableError where Kafka or Postgres
+    fails: what was sent until then is marked, so the same command goes on from there.
     """
     order = await _order(settings, wish)
     marks = Marks(await kafka.cluster_id(settings), settings.dead_topic)
@@ -62,6 +63,7 @@ async def replay(settings: Settings, wish: Wish) -> AsyncGenerator[list[Report],
     async with open_pool(settings) as pool:
         run = _Run(settings, wish, order, pool, marks, producer)
         try:
+            await _check_tenant(pool, wish)
             with kafka.starting(settings):
                 await producer.start()
             async with aclosing(_batches(settings, wish)) as batches:
@@ -74,6 +76,14 @@ async def replay(settings: Settings, wish: Wish) -> AsyncGenerator[list[Report],
                         return
         finally:
             await producer.stop()
+
+
+async def _check_tenant(pool: Pool, wish: Wish) -> None:
+    gets_another = wish.edit.value is not None or any(path == "tenant" for path, _ in wish.edit.sets)
+    if wish.choice.tenant is None or wish.force or gets_another:
+        return
+    async with transaction(pool, "look up the tenant") as connection:
+        await require_tenant(connection, wish.choice.tenant)
 
 
 async def _order(settings: Settings, wish: Wish) -> Order:
@@ -171,7 +181,7 @@ class _Run:
 
 def _already(letter: Letter, mark: Mark) -> Report:
     return Report(
-        letter, "already_replayed", mark.sent_to, f"sent back {mark.times} times before; --again does it once more"
+        letter, "already_replayed", mark.sent_to, f"sent back {mark.how_often} before; --again does it once more"
     )
 
 

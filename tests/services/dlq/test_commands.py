@@ -22,7 +22,7 @@ from services.worker.dead_letters import dead_letter
 from services.worker.jobs import Record, Rejection
 from services.worker.ledger import Partition, Place
 from tests.integration.workers import running_worker
-from tests.integration.world import World, job_request, open_world
+from tests.integration.world import TENANT, World, job_request, open_world
 from tests.processes import loraq
 from tests.services.dlq.letters import request
 from tests.waiting import eventually
@@ -85,6 +85,11 @@ async def what_fails_again_is_refused_and_a_dry_run_sends_nothing(settings: Sett
 
 
 async def a_tenant_that_was_added_later_gets_its_job(settings: Settings, world: World) -> None:
+    too_early = await dlq(settings, "replay", "--tenant", "later")
+    assert (too_early.returncode, too_early.stdout) == (1, "")
+    assert too_early.stderr == "loraq: there is no tenant later; add it with `loraq tenants add later`\n"
+    renamed = await dlq(settings, "replay", "--tenant", "later", "--set", f"tenant={TENANT}", "--dry-run")
+    assert renamed.stderr == "1 would be sent back\n"
     async with world.pool.acquire() as connection:
         await add_tenant(connection, SecretBox(settings.secret_key), "later")
     first = await dlq(settings, "replay", "--tenant", "later")
@@ -92,7 +97,8 @@ async def a_tenant_that_was_added_later_gets_its_job(settings: Settings, world: 
     rows = await eventually(world.jobs, what="the job's row")
     again = await dlq(settings, "replay", "--tenant", "later", "--json")
     assert again.returncode == 0
-    assert [row["outcome"] for row in lines(again.stdout)] == ["already_replayed"]
+    [row] = lines(again.stdout)
+    assert (row["outcome"], row["reason"]) == ("already_replayed", "sent back once before; --again does it once more")
     assert "once, to " in (await dlq(settings, "list", "--tenant", "later")).stdout
     once_more = await dlq(settings, "replay", "--tenant", "later", "--again", "--lane", "interactive")
     assert once_more.stderr == "1 sent back\n"
