@@ -20,7 +20,8 @@ CONFIGURATION = """\
 
 Every process reads the same settings, once, from the environment; `.env` and the file that `loraq up` writes
 (`.loraq/stack.env`) in the working directory count too, and the environment wins. An empty variable is an absent one.
-A bad value stops the process at once with one line that names it. Lists are written as JSON.
+A bad value stops the process at once with one line that names it. Lists are written as JSON. A variable of the
+environment that begins with `LORAQ_` and is none of these is warned of, with the nearest that is.
 
 Values left empty below have no default. This page is generated from the code by `make reference`.
 
@@ -28,8 +29,8 @@ Values left empty below have no default. This page is generated from the code by
 |---|---|---|---|
 """
 ENGINE_VARIABLES = """
-These are read by the engine, which also runs without the rest, or by Triton below it. They count in the environment alone,
-not in `.env`.
+These are read by the engine, which also runs without the rest, or by Triton below it. They count in the environment
+alone, not in `.env`.
 
 | variable | default | what it is |
 |---|---|---|
@@ -55,7 +56,8 @@ the `message` of a webhook name the culprit of that one job, as do the headers `
 """
 INCIDENTS = """
 A request that only the engine finds wrong (a token id that the model has not) ends as `invalid_message` in a row and is
-counted. A job that is cancelled while it runs keeps the attempt that it had begun.
+counted; one that names an endpoint that its tenant has not ends so as well, uncounted. A job that is cancelled while it
+runs keeps the attempt that it had begun.
 
 ## What gets no code
 

@@ -1,6 +1,7 @@
 """`loraq …`: the one command. Each room keeps its own commands; this module only finds them."""
 
 import importlib
+import os
 import sys
 from typing import Any
 
@@ -30,6 +31,7 @@ COMMANDS = {
 
 
 NEED_NO_STACK = ("up", "down", "demo")
+LOG_THEMSELVES = ("worker", "dispatcher", "registrar")
 
 
 class LazyGroup(click.Group):
@@ -55,12 +57,18 @@ class LazyGroup(click.Group):
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="loraq")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Serve many LoRA adapters over one base model, as asynchronous jobs.
 
     Settings are LORAQ_… variables of the environment, of .env and of .loraq/stack.env, which `loraq up` writes, in the
     working directory; docs/configuration.md lists them.
     """
+    if context.invoked_subcommand not in LOG_THEMSELVES:
+        from services.environment import unknown_variables  # settings are slow to import for a mere `--help`
+
+        if (warning := unknown_variables(os.environ)) is not None:
+            click.echo(f"loraq: {warning}", err=True)
 
 
 def main(arguments: list[str] | None = None) -> Any:

@@ -27,6 +27,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from services import telemetry
+from services.environment import unknown_variables
 from services.errors import ConfigError, ServiceError
 from services.settings import Settings, hint_without_stack
 from services.watchdog import LoopWatchdog
@@ -134,6 +135,8 @@ async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
 def run(process: str, settings: Settings, serve: Callable[[Lifecycle], Awaitable[None]]) -> None:
     """Run one process from start to end. Returns on a clean stop; otherwise logs why and raises SystemExit(1)."""
     telemetry.configure(settings, process)
+    if (unknown := unknown_variables(os.environ)) is not None:
+        _log.warning("Variables that are no settings", action="unknown_variables", reason=unknown)
     try:
         failure = asyncio.run(_live(process, settings, serve))
     except Exception as error:

@@ -8,6 +8,7 @@ import click
 import pytest
 
 from services.cli import COMMANDS, cli
+from services.environment import unknown_variables
 from services.locks import try_lock
 
 
@@ -45,6 +46,20 @@ def test_a_list_that_is_not_json_is_named_with_an_example(name: str, tmp_path: P
     assert failed.returncode == 1
     assert failed.stderr.startswith(f"loraq: {name}: it is no JSON list; write it like [")
     assert failed.stderr.endswith("]\n")
+
+
+def test_a_variable_that_is_no_setting_is_named_with_the_nearest_that_is(tmp_path: Path) -> None:
+    misspelt = {"LORAQ_WEBHOOK_ALLOWED_NETWORK": "[]", "LORAQ_KERNEL_CACHE": str(tmp_path), "LORAQ_POOL": "default"}
+    warned = _loraq("down", directory=tmp_path, **misspelt)
+    assert warned.returncode == 0
+    first = warned.stderr.splitlines()[0]
+    assert first.startswith(
+        "loraq: LORAQ_WEBHOOK_ALLOWED_NETWORK (did you mean LORAQ_WEBHOOK_ALLOW_NETWORKS?): no such"
+    )
+    assert "KERNEL_CACHE" not in first
+    process = _loraq("dispatcher", directory=tmp_path, LORAQ_POOOL="x")
+    assert process.stderr.count("did you mean LORAQ_POOL?") == 1
+    assert unknown_variables(["LORAQ_POOL", "loraq_pool", "HOME"]) is None
 
 
 def test_where_no_stack_is_known_a_failure_says_how_to_get_one(tmp_path: Path) -> None:
