@@ -10,6 +10,7 @@ from schemas.common import TERMINAL_STATES
 from services.database import Connection, Pool, translated
 from services.errors import InputError
 from services.jobs.deliveries import deliveries_of
+from services.registry.tenants import require_tenant
 
 LIST = """
 select tenant, job_id, adapter, adapter_version, lane, state, error_code, error_message, attempts, accepted_at,
@@ -61,17 +62,24 @@ class Waited:
 
 
 async def list_jobs(connection: Connection, tenant: str | None, state: str | None, limit: int) -> list[dict[str, Any]]:
-    """The newest jobs, newest first."""
+    """The newest jobs, newest first; raises InputError for a tenant that is not registered."""
+    await _check_tenant(connection, tenant)
     return [dict(row) for row in await connection.fetch(LIST, tenant, state, limit)]
 
 
 async def show_job(connection: Connection, job_id: UUID, tenant: str | None) -> list[dict[str, Any]]:
     """Everything about a job, its webhooks too; ids are unique per tenant only. Raises InputError if there is none."""
+    await _check_tenant(connection, tenant)
     rows = [dict(row) for row in await connection.fetch(SHOW, [job_id], tenant)]
     if not rows:
         whose = f" of tenant {tenant}" if tenant else ""
         raise InputError(f"there is no job {job_id}{whose}; a job is known once a worker has taken its record")
     return [row | {"webhooks": await deliveries_of(connection, row["tenant"], job_id)} for row in rows]
+
+
+async def _check_tenant(connection: Connection, tenant: str | None) -> None:
+    if tenant is not None:
+        await require_tenant(connection, tenant)
 
 
 async def wait_for(

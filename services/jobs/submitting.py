@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from schemas.common import JobState, Lane
+from schemas.common import ErrorCode, JobState, Lane
 from schemas.identity import fingerprint
 from schemas.job import JobRequest
 from services.database import open_pool, transaction
@@ -19,6 +19,7 @@ from services.jobs.refusals import Refusals
 from services.jobs.rows import Listener, require_own, wait_for
 from services.output import print_json, print_rows
 from services.producer import MAX_IN_FLIGHT, JobProducer, Receipt
+from services.registry.adapters import nearest
 from services.registry.tenants import require_tenant
 from services.settings import Settings
 
@@ -40,10 +41,22 @@ async def submit_jobs(
             return
         rows, put_aside = await _send_and_wait(settings, requests, lane, wait_s, progress)
     show_ended(rows, as_json=as_json)
-    failed = [_why(row) for row in rows if row["state"] != JobState.SUCCEEDED]
+    unsuccessful = [row for row in rows if row["state"] != JobState.SUCCEEDED]
+    failed = [_why(row) for row in unsuccessful]
     failed += [f"job {job_id} is a dead letter, {why}" for job_id, why in put_aside.items()]
     if failed:
-        raise InputError(f"{len(failed)} of {len(requests)} jobs did not succeed; {failed[0]}")
+        hint = await _hint(settings, requests, unsuccessful[0]) if unsuccessful else ""
+        raise InputError(f"{len(failed)} of {len(requests)} jobs did not succeed; {failed[0]}{hint}")
+
+
+async def _hint(settings: Settings, requests: Sequence[JobRequest], row: dict[str, Any]) -> str:
+    """What the tenant has that comes near the adapter that it has not."""
+    adapters = {(each.tenant, each.job_id): each.adapter for each in requests}
+    asked = adapters.get((row["tenant"], row["job_id"]))
+    if asked is None or row["error_code"] != ErrorCode.UNKNOWN_ADAPTER:
+        return ""
+    async with open_pool(settings) as pool, transaction(pool, "look up adapters") as connection:
+        return f"; {await nearest(connection, row['tenant'], asked)}"
 
 
 async def _send_and_wait(

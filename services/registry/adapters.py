@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
+from difflib import get_close_matches
 
 from schemas.common import AdapterStatus
 from services.database import Connection
@@ -30,6 +31,10 @@ select {COLUMNS} from loraq.adapters
 where ($1::text is null or tenant = $1) and ($2::text is null or name = $2) and ($3::integer is null or version = $3)
 order by tenant, name, version desc
 """  # noqa: S608  # the columns are a constant
+NAMES = """
+select name, (array_agg(version order by version desc))[:5] as versions
+from loraq.adapters where tenant = $1 group by name
+"""
 DISABLE = """
 update loraq.adapters set status = 'disabled', status_reason = $4
 where tenant = $1 and name = $2 and ($3::integer is null or version = $3) and status in ('pending', 'ready')
@@ -129,8 +134,20 @@ async def show_adapter(connection: Connection, tenant: str, ref: str) -> list[Ad
     await require_tenant(connection, tenant)
     rows = [AdapterRow(**row) for row in await connection.fetch(LIST, tenant, name, version)]
     if not rows:
-        raise InputError(f"{tenant} has no adapter {ref}; see `loraq adapters list --tenant {tenant}`")
+        raise InputError(f"{tenant} has no adapter {ref}: {await nearest(connection, tenant, ref)}")
     return rows
+
+
+async def nearest(connection: Connection, tenant: str, ref: str) -> str:
+    """For a reference that the tenant has not: the newest versions of the name, the nearest name, or where to look."""
+    name, _ = parse_ref(ref)
+    found = await connection.fetch(NAMES, tenant)
+    versions = {row["name"]: row["versions"] for row in found}
+    if name in versions:
+        return f"it has {', '.join(f'{name}@{version}' for version in versions[name])}"
+    if near := get_close_matches(name, versions, n=1):
+        return f"did you mean {near[0]}?"
+    return f"see `loraq adapters list --tenant {tenant}`"
 
 
 async def disable(connection: Connection, tenant: str, ref: str, reason: str) -> list[int]:

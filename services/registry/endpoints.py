@@ -54,7 +54,9 @@ async def add_endpoint(connection: Connection, tenant: str, name: str, url: str)
 
 
 async def list_endpoints(connection: Connection, tenant: str | None = None) -> list[Endpoint]:
-    """Endpoints in use, of one tenant or of all."""
+    """Endpoints in use, of one tenant or of all; raises InputError for a tenant that is not there."""
+    if tenant is not None:
+        await require_tenant(connection, tenant)
     return [Endpoint(**row) for row in await connection.fetch(SELECT, tenant)]
 
 

@@ -80,7 +80,10 @@ def test_a_tenant_needs_a_key_to_seal_its_secrets_with(run: Run, monkeypatch: py
         ("adapters", "show", "tone", "--tenant", "nobody"),
         ("adapters", "disable", "tone", "--tenant", "nobody"),
         ("endpoints", "add", "main", "https://example.com/hook", "--tenant", "nobody"),
+        ("endpoints", "list", "--tenant", "nobody"),
         ("endpoints", "remove", "main", "--tenant", "nobody"),
+        ("jobs", "--tenant", "nobody"),
+        ("jobs", "show", "01930000-0000-7000-8000-000000000000", "--tenant", "nobody"),
     ],
 )
 def test_an_unknown_tenant_is_told_how_to_be_added(run: Run, arguments: tuple[str, ...]) -> None:
@@ -108,7 +111,10 @@ def test_pushing_listing_showing_and_changing(run: Run, adapter_dir: MakeAdapter
     assert run("adapters", "pin", "tone", *common).lines[0]["versions"] == [1, 2]
     assert [row["pinned"] for row in run("adapters", "show", "tone", *common).lines] == [True, True]
     assert run("adapters", "unpin", "tone@2", *common).lines[0]["versions"] == [2]
-    assert run("adapters", "show", "other", "--tenant", "acme").status == 1
+    absent = run("adapters", "show", "tone@9", "--tenant", "acme")
+    assert absent == Ran(1, "", "loraq: acme has no adapter tone@9: it has tone@2, tone@1\n")
+    assert run("adapters", "pin", "ton", "--tenant", "acme").stderr.endswith("ton: did you mean tone?\n")
+    assert "see `loraq adapters list" in run("adapters", "show", "other", "--tenant", "acme").stderr
 
 
 def test_a_push_without_a_registrar_says_so(run: Run, adapter_dir: MakeAdapter) -> None:
