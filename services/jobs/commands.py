@@ -1,6 +1,7 @@
 """`loraq submit` and `loraq jobs`."""
 
 import asyncio
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, TextIO
 from uuid import UUID
@@ -27,6 +28,16 @@ COLUMNS = {
 json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable lines on stdout.")
 
 
+def metadata_entry(text: str) -> tuple[str, Any]:
+    """`KEY=VALUE` as key and content."""
+    from services.dlq.edits import parsed_set
+
+    try:
+        return parsed_set(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not KEY=VALUE, for instance ticket=17") from error
+
+
 @click.command()
 @click.option("--tenant", help="Owner; with --file, of lines that name none.")
 @click.option("--adapter", help="NAME or NAME@VERSION; the base model without it. With --file, of lines without one.")
@@ -41,6 +52,15 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Machine-read
 @click.option("--seed", type=int, help="Makes sampling repeatable.")
 @click.option("--stop", multiple=True, help="Text before which the output ends; may be given again.")
 @click.option("--timeout-ms", type=int, help="Longest running time, milliseconds.")
+@click.option("--job-id", type=click.UUID, help="Id of the one job: sent twice under it, it runs once.")
+@click.option("--deadline", type=moment, metavar="TIME", help="Not started by then: expired (ISO 8601).")
+@click.option(
+    "--metadata",
+    type=metadata_entry,
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Echoed in row and webhook; JSON, or text where it is none; may be given again.",
+)
 @click.option("--wait", is_flag=True, help="Wait until all have ended; exit status 1 unless all succeeded.")
 @click.option(
     "--wait-timeout", "wait_s", type=DURATION_S, default=WAIT_S, show_default=True, help="Longest wait, seconds."
@@ -62,6 +82,8 @@ def submit(
 
     if sum(each is not None for each in (file, prompt, message)) != 1:
         raise click.UsageError("Give exactly one of --prompt, --message and --file.")
+    if file is not None and options["job_id"] is not None:
+        raise click.UsageError("--job-id is of one job; in a --file each line has its own.")
     fields = _fields(**options)
     if file is not None:
         requests = requests_of(file, file.name, fields)
@@ -77,6 +99,9 @@ def _fields(
     adapter: str | None,
     webhook: str | None,
     timeout_ms: int | None,
+    job_id: UUID | None,
+    deadline: datetime | None,
+    metadata: tuple[tuple[str, Any], ...],
     stop: tuple[str, ...],
     **sampling: Any,
 ) -> dict[str, Any]:
@@ -89,6 +114,9 @@ def _fields(
         "adapter": adapter,
         "webhook": webhook_of(webhook),
         "timeout_ms": timeout_ms,
+        "job_id": str(job_id) if job_id else None,
+        "deadline": deadline.isoformat() if deadline else None,
+        "metadata": dict(metadata),
         "sampling": given | ({"stop": list(stop)} if stop else {}),
     }
 
@@ -105,42 +133,65 @@ class ShowFirst(click.Group):
 
 @click.group(cls=ShowFirst)
 def jobs() -> None:
-    """Look at jobs: `loraq jobs` lists the newest, `loraq jobs JOB_ID` shows one with its output.
+    """Look at jobs: `loraq jobs` lists the newest, `loraq jobs JOB_ID` shows one with its output and its webhooks.
 
     Both take the options of `loraq jobs show --help`, for instance --tenant, --state and --json.
     `loraq jobs cancel JOB_ID --tenant T` cancels one, `loraq jobs replay JOB_ID` sends one anew that did not succeed.
     """
 
 
+def list_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say which jobs are listed."""
+    for option in (
+        json_option,
+        click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Newest so many."),
+        click.option("--state", type=click.Choice([str(each) for each in JobState]), help="Only those in this state."),
+        click.option("--tenant", help="Only this tenant's."),
+    ):
+        command = option(command)
+    return command
+
+
+@jobs.command("list")
+@list_options
+def list_(tenant: str | None, state: str | None, limit: int, as_json: bool) -> None:
+    """List the newest jobs."""
+    from services.jobs.rows import list_jobs
+    from services.output import on_database, print_json, print_rows
+
+    rows = on_database(lambda connection: list_jobs(connection, tenant, state, limit))
+    if not as_json:
+        nothing = "There is no such job; one is listed once a worker has taken its record (is `loraq worker` running?)."
+        print_rows(rows, COLUMNS, nothing)
+        return
+    for row in rows:
+        print_json(row)
+
+
 @jobs.command()
 @click.argument("job_id", type=click.UUID, required=False)
-@click.option("--tenant", help="Only this tenant's.")
-@click.option("--state", type=click.Choice([str(state) for state in JobState]), help="Only those in this state.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Newest so many.")
-@json_option
-def show(job_id: UUID | None, tenant: str | None, state: str | None, limit: int, as_json: bool) -> None:
+@list_options
+@click.pass_context
+def show(
+    context: click.Context, job_id: UUID | None, tenant: str | None, state: str | None, limit: int, as_json: bool
+) -> None:
     """List the newest jobs, or show everything about JOB_ID, its output and the state of its webhooks included."""
     from services.jobs.deliveries import COLUMNS as WEBHOOK_COLUMNS
-    from services.jobs.rows import list_jobs, show_job
+    from services.jobs.rows import show_job
     from services.output import on_database, print_fields, print_json, print_rows
 
     if job_id is None:
-        rows = on_database(lambda connection: list_jobs(connection, tenant, state, limit))
-    else:
-        rows = on_database(lambda connection: show_job(connection, job_id, tenant))
-    if as_json:
-        for row in rows:
+        context.invoke(list_, tenant=tenant, state=state, limit=limit, as_json=as_json)
+        return
+    for row in on_database(lambda connection: show_job(connection, job_id, tenant)):
+        if as_json:
             print_json(row)
-    elif job_id is None:
-        nothing = "There is no such job; one is listed once a worker has taken its record (is `loraq worker` running?)."
-        print_rows(rows, COLUMNS, nothing)
-    else:
-        for row in rows:
-            webhooks = row.pop("webhooks")
-            print_fields(row)
-            if webhooks:
-                click.echo()
-                print_rows(webhooks, WEBHOOK_COLUMNS, "There is no webhook.")
+            continue
+        webhooks = row.pop("webhooks")
+        print_fields(row)
+        if webhooks:
+            click.echo()
+            print_rows(webhooks, WEBHOOK_COLUMNS, "There is no webhook.")
 
 
 @jobs.command()

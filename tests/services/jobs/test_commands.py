@@ -16,6 +16,7 @@ from services.identifiers import uuid7
 from services.registry.tenants import add_tenant
 from services.secrets import SecretBox
 from services.settings import Settings
+from tests.builders import lora_adapter, tiny_llama
 from tests.integration.workers import running_worker
 from tests.integration.world import TENANT, World, open_world
 from tests.processes import loraq
@@ -36,6 +37,8 @@ async def test_jobs_are_submitted_waited_for_and_looked_at(settings: Settings, t
     async with open_world(settings) as world, running_worker(settings):
         await one_job_answers_with_its_output(settings)
         await a_failed_job_fails_the_command(settings)
+        await a_misspelt_adapter_is_told_the_nearest(settings, world, tmp_path)
+        await options_give_every_field_of_a_request(settings)
         await another_requests_answer_is_none(settings, tmp_path)
         await a_file_of_jobs_is_sent_whole(settings, world, tmp_path)
         await jobs_are_listed_and_shown(settings, world)
@@ -51,6 +54,22 @@ async def a_failed_job_fails_the_command(settings: Settings) -> None:
     [row] = lines(ended.stdout)
     assert (ended.returncode, row["state"], row["error_code"]) == (1, "failed", "unknown_adapter")
     assert ended.stderr.startswith("loraq: 1 of 1 jobs did not succeed; failed, unknown_adapter: tenant 'acme' has no")
+
+
+async def a_misspelt_adapter_is_told_the_nearest(settings: Settings, world: World, directory: Path) -> None:
+    await world.add_adapter(lora_adapter(directory / "tone", tiny_llama(directory / "base")), "support-tone")
+    for adapter, said in (("suport-tone", "did you mean support-tone?"), ("support-tone@7", "it has support-tone@1")):
+        ended = await run(settings, "submit", "--tenant", TENANT, "--adapter", adapter, "--prompt", "x", "--wait")
+        assert ended.stderr.endswith(f"; {said}\n"), ended.stderr
+
+
+async def options_give_every_field_of_a_request(settings: Settings) -> None:
+    job_id, options = str(uuid7()), ["--tenant", TENANT, "--prompt", "x", "--wait", "--json"]
+    metadata = ["--metadata", "ticket=17", "--metadata", "source=the form"]
+    [row] = lines((await run(settings, "submit", *options, "--job-id", job_id, *metadata)).stdout)
+    assert (row["job_id"], row["metadata"]) == (job_id, {"ticket": 17, "source": "the form"})
+    late = await run(settings, "submit", *options, "--deadline", "2026-01-01T00:00:00Z")
+    assert lines(late.stdout)[0]["state"] == "expired"
 
 
 async def another_requests_answer_is_none(settings: Settings, directory: Path) -> None:
@@ -84,7 +103,8 @@ async def jobs_are_listed_and_shown(settings: Settings, world: World) -> None:
     listed = await run(settings, "jobs", "--json", "--limit", "100")
     rows = lines(listed.stdout)
     assert {row["job_id"] for row in rows} == {str(job_id) for job_id in await world.jobs()}
-    failed = await run(settings, "jobs", "--state", "failed")
+    assert (await run(settings, "jobs", "list", "--json", "--limit", "100")).stdout == listed.stdout
+    failed = await run(settings, "jobs", "list", "--state", "failed")
     assert "unknown_adapter" in failed.stdout
     assert "batch" not in failed.stdout
     job_id = next(row["job_id"] for row in rows if row["state"] == "succeeded")
@@ -181,4 +201,7 @@ async def test_a_wait_that_no_worker_ends_says_so_meanwhile(settings: Settings) 
 def test_wrong_usage_is_status_2(settings: Settings) -> None:
     assert loraq("submit", "--tenant", TENANT, settings=settings).returncode == 2
     assert loraq("jobs", "not-a-uuid", settings=settings).returncode == 2
+    assert "KEY=VALUE" in loraq("submit", "--prompt", "x", "--metadata", "ticket", settings=settings).stderr
+    with_file = ["submit", "--file", "/dev/null", "--job-id", str(uuid7())]
+    assert "each line has its own" in loraq(*with_file, settings=settings).stderr
     assert "JOB_ID" in loraq("jobs", "--help", settings=settings).stdout
