@@ -47,7 +47,7 @@ class Stack:
             return config
         end_orphans(self.files)
         config = (config or StackConfig.new()).with_ports(wanted_ports)
-        _check_chosen_are_free(config)
+        check_free({server: port for server, port in config.ports.items() if server in config.chosen})
         config = config.with_free_ports()
         write_config(self.files, config)
         return config
@@ -158,9 +158,10 @@ class Stack:
             server.discard_leftovers()
 
 
-def _check_chosen_are_free(config: StackConfig) -> None:
-    for server, port in config.ports.items():
-        if server in config.chosen and not is_free(port):
+def check_free(ports: Mapping[ServerName, int]) -> None:
+    """Raise ConfigError for a port that another process has."""
+    for server, port in ports.items():
+        if not is_free(port):
             raise ConfigError(
                 f"port {port} of {server} belongs to another process: end that, or choose another with --{server}-port"
             )

@@ -1,6 +1,7 @@
 """The steps of `loraq up`, in order."""
 
 import json
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from services.localstack.files import StackFiles
 from services.localstack.processes import started_at
 from services.localstack.running import read_running
 from services.localstack.servers import ServerError
-from services.localstack.stack import Outcome, Stack
+from services.localstack.stack import Outcome, Stack, check_free
 
 WATCH_S = 0.2
 
@@ -47,6 +48,7 @@ def run_up(options: UpOptions) -> None:
     """
     console = Console(stderr=True)
     stack = Stack(options.directory)
+    _check_asked(stack, options)
     stack.files.create()
     with sigterm_interrupts():
         with stack.files.exclusively():
@@ -66,6 +68,16 @@ def run_up(options: UpOptions) -> None:
             _stay(stack, console)
 
 
+def _check_asked(stack: Stack, options: UpOptions) -> None:
+    """What can be known to fail before anything is made, not even the directory."""
+    if options.lifetime_of is not None and started_at(options.lifetime_of) is None:
+        raise InputError(f"--lifetime-of {options.lifetime_of}: there is no such process")
+    if options.base_model is not None and not (options.base_model / "config.json").is_file():
+        raise InputError(f"{options.base_model} is not a Hugging Face model directory: it has no config.json")
+    if not os.access(stack.files.directory, os.F_OK):
+        check_free(options.ports)
+
+
 def _check_foreground(stack: Stack, options: UpOptions) -> None:
     if options.foreground and stack.supervisor is not None:
         raise ConfigError(f"the stack in {options.directory} runs in the background: `loraq down` first")
@@ -76,10 +88,7 @@ def bring_up(stack: Stack, options: UpOptions, steps: Steps) -> tuple[StackConfi
 
     If it raises, what it started still runs: `stack.abandon()` ends that.
     """
-    if options.lifetime_of is not None and started_at(options.lifetime_of) is None:
-        raise InputError(f"--lifetime-of {options.lifetime_of}: there is no such process")
-    if options.base_model is not None and not (options.base_model / "config.json").is_file():
-        raise InputError(f"{options.base_model} is not a Hugging Face model directory: it has no config.json")
+    _check_asked(stack, options)
     config = stack.configure(options.ports)
     with ThreadPoolExecutor(2) as threads:
         # While the servers start, which is mostly waiting, the model is converted and their clients are imported.

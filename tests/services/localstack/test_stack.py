@@ -185,6 +185,7 @@ def test_a_chosen_port_that_is_taken_is_named(typed: Typed, embedded_broker: Bro
     assert f"loraq: port {embedded_broker.port} of broker belongs to another process" in refused.stderr
     assert "choose another with --broker-port" in refused.stderr
     assert processes_in(typed.directory) == []
+    assert not typed.files.directory.exists()
 
 
 def test_a_lifetime_that_is_over_is_named(typed: Typed) -> None:
@@ -193,6 +194,7 @@ def test_a_lifetime_that_is_over_is_named(typed: Typed) -> None:
     refused = typed.run("up", "--lifetime-of", str(gone.pid))
     assert refused.returncode == 1
     assert f"loraq: --lifetime-of {gone.pid}: there is no such process" in refused.stderr
+    assert not typed.files.directory.exists()
 
 
 def test_a_base_model_that_is_none_is_named_before_anything_starts(typed: Typed) -> None:
