@@ -15,7 +15,7 @@ from engine.model.decoder import Decoder
 from engine.placement import arrays_of, padded, with_tensors, without_mix
 from engine.sampling import Choices, Sampled, choices_of, choose, read, result_size, sample
 from engine.sequence import Sequence as Running
-from engine.staging import Staging
+from engine.staging import ALIGNMENT, Staging
 from engine.types import PageId
 from engine.warmup import Extent, idle_steps
 
@@ -69,6 +69,8 @@ class RemoteRunner:
         blocks = -(-decoder.max_tokens // storage.tokens_per_page)
         per_sequence = BYTES_PER_SEQUENCE + 2 * blocks * 4
         num_bytes = config.max_batch_tokens * BYTES_PER_TOKEN + config.max_batch_size * per_sequence + SPARE_BYTES
+        # Many adapters loaded before one step send all their rows with it; to grow then would end every recording.
+        num_bytes += sum(table.nbytes + len(table) * ALIGNMENT for table in tables.arrays)
         self._staging = Staging(backend.device, num_bytes)
         self._vocabulary = decoder.config.vocab_size
         width = result_size(self._vocabulary)

@@ -96,6 +96,11 @@ class SlotTables:
                 yield there.parts[slot], here.parts[slot]
                 yield there.scales[slot], here.scales[slot]
 
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """All tables in host memory, a row for each slot: a step sends at most as much of them as `changes`."""
+        return (self.pages, self._layers.parts, self._layers.scales, self._edges.parts, self._edges.scales)
+
     def _grow(self, num_slots: int, num_pages: int) -> None:
         old = len(self.pages)
         self.pages = np.pad(self.pages, ((0, num_slots - old), (0, num_pages - self.pages.shape[1])))

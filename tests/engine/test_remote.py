@@ -15,6 +15,7 @@ from engine.backend import Backend
 from engine.device import CpuDevice, open_device
 from engine.graphs import batch_buckets
 from engine.kernels import fallback, load_cpu_kernels
+from engine.lora.tables import FIRST_SLOTS
 from engine.runner import RemoteRunner
 from tests.builders import ALL_LINEAR, lora_adapter, tiny_llama
 
@@ -133,7 +134,7 @@ def test_one_recording_serves_every_mix(model_dir: Path, adapters: list[Path]) -
 
 @pytest.mark.parametrize("largest", [12, 16])
 def test_a_warm_engine_records_nothing_for_its_requests(model_dir: Path, adapters: list[Path], largest: int) -> None:
-    """Whatever adapters come, up to a rank of 64, and however many sequences are in a batch."""
+    """Whatever adapters come, up to a rank of 64 and all slots at once, and however many sequences are in a batch."""
     host, remote = engines(model_dir, [], max_batch_size=largest)
     device, runner = remote._backend.device, remote._runner
     assert isinstance(device, CountingDevice)
@@ -144,6 +145,9 @@ def test_a_warm_engine_records_nothing_for_its_requests(model_dir: Path, adapter
     for engine in (host, remote):
         for index, adapter in enumerate(adapters[:3]):
             engine.load_adapter(str(index), adapter)
+    checked = remote.check_adapter(adapters[0])
+    for index in range(FIRST_SLOTS - 3):
+        remote.admit_adapter(f"more {index}", checked)
     before = device.recorded
     for names in ([None], ["1"], [None, "0", "1", "2"]):
         for count in (1, 3, 5, 11, 20):
