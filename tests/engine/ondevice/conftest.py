@@ -3,9 +3,12 @@
 import gc
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
+
+from tests.engine.ondevice.pretended import PretendedCuda
 
 if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
     collect_ignore_glob = ["test_*.py"]
@@ -16,3 +19,9 @@ def _engines_end_with_their_test() -> Iterator[None]:
     """An engine in a cycle stays until it is collected: its graphs are not to go in the midst of another's."""
     yield
     gc.collect()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cuda_is_there_or_pretended() -> Iterator[None]:
+    with nullcontext() if torch.cuda.is_available() else PretendedCuda():
+        yield

@@ -1,13 +1,17 @@
-"""Engines on Triton kernels; without a GPU they use tensors of the CPU, through every copy that a device would need."""
+"""Engines on Triton kernels; without a GPU, on tensors of the CPU under watch, through every copy of a device."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from engine import Engine, EngineConfig, Output, Request, SamplingParams
 from engine.backend import Backend
-from engine.device import CpuDevice
-from engine.kernels import load_kernels
+from engine.kernels.triton import TritonKernels
+from tests.engine.ondevice.pretended import HostWaits, PretendedGpu, on_pretended
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -19,12 +23,28 @@ def engine_on(model: Path, adapters: list[Path], **options: Any) -> Engine:
     config = EngineConfig(model, device="cpu" if INTERPRETED else "cuda", threads=1, **settings)
     backend = None
     if INTERPRETED:
-        kernels = load_kernels("cuda", batch_invariant=config.batch_invariant)
-        backend = Backend(CpuDevice(), kernels, is_remote=True)
+        from tests.engine.kernels.triton.grid.watch import watched
+
+        kernels = TritonKernels(on_pretended(watched), batch_invariant=config.batch_invariant)
+        backend = Backend(PretendedGpu(), kernels, is_remote=True)
     engine = Engine(config, backend)
     for index, adapter in enumerate(adapters):
         engine.load_adapter(str(index), adapter)
     return engine
+
+
+@contextmanager
+def waits_raise() -> Iterator[None]:
+    """Meanwhile RuntimeError comes of all that makes the host wait for the device, but for events."""
+    if INTERPRETED:
+        with HostWaits.forbidden():
+            yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def request(adapter: int | None, prompt: list[int], new: int = 2, **sampling: Any) -> Request:

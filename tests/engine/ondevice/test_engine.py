@@ -8,7 +8,7 @@ import torch
 from engine import EngineConfig
 from engine.runner import RemoteRunner
 from tests.builders import ALL_LINEAR, lora_adapter, tiny_llama
-from tests.engine.ondevice.engines import INTERPRETED, engine_on, request, seen
+from tests.engine.ondevice.engines import engine_on, request, seen, waits_raise
 from tests.engine.oracles import MergedOracle, Oracle, differences
 
 SIZES = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
@@ -65,17 +65,22 @@ def test_bf16_is_the_same_alone_chunked_cached_and_in_any_mix(model_dir: Path, a
 
 
 def test_recorded_decode_steps_repeat_what_eager_ones_compute(model_dir: Path, adapters: list[Path]) -> None:
-    requests = [request(0, [7, 9], 3), request(None, [8], 3)]
-    eager = engine_on(model_dir, adapters[:1], graphs=False)
-    recorded = engine_on(model_dir, adapters[:1])
+    """Also for adapters and ranks that were not in the batch when it was recorded."""
+    mixes = [
+        [request(0, [7, 9], 3), request(None, [8], 3)],
+        [request(1, [7, 9, 11], 3), request(0, [12], 3, temperature=0.9, seed=1)],
+        [request(None, [15], 3), request(1, [16, 17], 3)],
+    ]
+    eager = engine_on(model_dir, adapters[:2], graphs=False)
+    recorded = engine_on(model_dir, adapters[:2])
     runner = recorded._runner
     assert isinstance(runner, RemoteRunner)
     assert runner.graphs is not None
-    assert seen(recorded.generate(requests)) == seen(eager.generate(requests))
-    assert len(runner.graphs) == 1
+    for mix in mixes:
+        assert seen(recorded.generate(mix)) == seen(eager.generate(mix))
+        assert len(runner.graphs) == 1
 
 
-@pytest.mark.skipif(INTERPRETED, reason="torch tells of waiting for a GPU only")
 def test_a_step_waits_for_the_device_once(model_dir: Path, adapters: list[Path]) -> None:
     """For an event, to read its tokens. At all else torch raises: values read back, copies of memory that may move."""
     engine = engine_on(model_dir, adapters)
@@ -86,13 +91,10 @@ def test_a_step_waits_for_the_device_once(model_dir: Path, adapters: list[Path])
         request(2, [44, 45, 46], 4, temperature=1.0, seed=4),
     ]
     engine.generate(requests)  # brings adapters in, compiles, and records what is recorded
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_raise():
         with pytest.raises(RuntimeError, match="synchronizing"):
             int(torch.ones(1, device="cuda"))
         outputs = engine.generate(requests)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert [output.error for output in outputs] == [None] * len(requests)
 
 

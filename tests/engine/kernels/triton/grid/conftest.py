@@ -11,9 +11,14 @@ if not INTERPRETED and not torch.cuda.is_available():
 
 @pytest.fixture(scope="session")
 def kernels() -> OnDevice:
-    """The backend over tensors of the CPU, its scratch full of NaN at each use."""
+    """The backend over tensors of the CPU, its scratch full of NaN at each use; in the interpreter under watch."""
     from engine.kernels.triton import TritonKernels
 
-    backend = TritonKernels()
+    if INTERPRETED:
+        from tests.engine.kernels.triton.grid.watch import watched
+
+        backend = TritonKernels(watched)
+    else:
+        backend = TritonKernels()
     backend.scratch.poisoned = True
     return OnDevice(backend, "cpu" if INTERPRETED else "cuda")

@@ -1,0 +1,273 @@
+"""A CUDA device of pretence: tensors that say they are on a GPU, with their values in host memory.
+
+As torch does on a GPU, operators of tensors there and here raise, and so does NumPy on a tensor there. What would make
+the host wait raises within `HostWaits.forbidden`. A recording is what the device was given in the meantime, and
+nothing of what the host did: playing it again writes to the same memory with the host's numbers of then.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from engine.device import Event
+from engine.kernels.triton.launch import Launch, Runner
+
+WHERE = torch.device("cuda", 0)
+aten = torch.ops.aten
+READ_BACK = (
+    *(aten._local_scalar_dense.default, aten.is_nonzero.default, aten.equal.default),
+    *(aten.nonzero.default, aten.masked_select.default),
+)
+
+
+class HostWaits:
+    """Whether the host may wait for the device, or read from it what it needs to know."""
+
+    allowed = True
+
+    @classmethod
+    @contextmanager
+    def forbidden(cls) -> Iterator[None]:
+        cls.allowed = False
+        try:
+            yield
+        finally:
+            cls.allowed = True
+
+
+class Recording:
+    """What a device is given, to be done again."""
+
+    now: "Recording | None" = None
+
+    def __init__(self) -> None:
+        self._work: list[Callable[[], None]] = []
+        self._held: list[object] = []  # a graph's memory is its own for as long as it lives
+
+    def note(self, again: Callable[[], None], *held: object) -> None:
+        self._work.append(again)
+        self._held.append(held)
+
+    def replay(self) -> None:
+        for again in self._work:
+            again()
+
+
+class OnGpu(Tensor):
+    """`values` are those of the CPU."""
+
+    values: Tensor
+
+    @staticmethod
+    def __new__(cls, values: Tensor) -> "OnGpu":
+        wrapped: OnGpu = Tensor._make_wrapper_subclass(
+            cls,
+            values.size(),
+            strides=values.stride(),
+            storage_offset=values.storage_offset(),
+            dtype=values.dtype,
+            device=WHERE,
+        )
+        wrapped.values = values
+        return wrapped
+
+    def __repr__(self, **_: Any) -> str:
+        return f"OnGpu({self.values!r})"
+
+    @classmethod
+    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return on_gpu(operator, args, kwargs or {})
+
+
+def on_gpu(operator: Any, args: Any, kwargs: Any) -> Any:
+    """What the device would do, or refuse."""
+    tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
+    if operator in (aten.copy_.default, aten._to_copy.default):
+        _check_copy(operator, args, kwargs)
+    elif any(not isinstance(tensor, OnGpu) and tensor.dim() for tensor in tensors):
+        raise RuntimeError(f"{operator}: expected all tensors to be on the same device, found cuda:0 and cpu")
+    if operator in READ_BACK or (operator is aten.index.Tensor and any(t.dtype == torch.bool for t in tensors[1:])):
+        _host_waits(str(operator))
+    own_args, own_kwargs = tree_map_only(OnGpu, lambda tensor: tensor.values, (args, kwargs))
+    if "device" in own_kwargs:
+        own_kwargs = {**own_kwargs, "device": torch.device("cpu")}
+
+    def compute() -> Any:
+        if operator is aten.mm.dtype_out:  # which torch has on GPUs alone
+            return own_kwargs["out"].copy_(own_args[0].float() @ own_args[1].float())
+        return operator(*own_args, **own_kwargs)
+
+    results = compute()
+    if Recording.now is not None:
+        Recording.now.note(lambda: _again(compute, results), own_args, own_kwargs, results)
+    if kwargs.get("device", WHERE) != WHERE:
+        return results
+    return tree_map_only(Tensor, lambda result: _wrapped(result, tensors), results)
+
+
+def _wrapped(result: Tensor, given: list[Tensor]) -> Tensor:
+    """What was given itself, where it was written in place; else as new. A view's versions are its tensor's."""
+    versioned = False
+    for tensor in given:
+        values = tensor.values if isinstance(tensor, OnGpu) else tensor
+        if values is result:
+            return tensor
+        versioned |= (
+            values.untyped_storage().data_ptr() == result.untyped_storage().data_ptr() and not tensor.is_inference()
+        )
+    with torch.inference_mode(torch.is_inference_mode_enabled() and not versioned):
+        return OnGpu(result)
+
+
+def _again(compute: Callable[[], Any], results: Any) -> None:
+    """Into the memory of the first time; a view or what was written in place is there already."""
+    for first, now in zip(tree_flatten(results)[0], tree_flatten(compute())[0], strict=True):
+        if isinstance(first, Tensor) and first.untyped_storage().data_ptr() != now.untyped_storage().data_ptr():
+            first.copy_(now)
+
+
+def _host_waits(what: str) -> None:
+    assert Recording.now is None, f"{what} cannot be captured"
+    if not HostWaits.allowed:
+        raise RuntimeError(f"called a synchronizing CUDA operation: {what}")
+
+
+def _check_copy(operator: Any, args: Any, kwargs: Any) -> None:
+    """A copy between the host's memory and the device's is a wait, unless the memory is page-locked."""
+    is_copy = operator is aten.copy_.default
+    ends = args[:2] if is_copy else args[:1]
+    here = [tensor for tensor in ends if not isinstance(tensor, OnGpu)]
+    crosses = bool(here) if is_copy else kwargs.get("device", WHERE) != WHERE
+    if crosses and not (is_copy and args[2:3] == (True,) and all(PretendedGpu.is_locked(tensor) for tensor in here)):
+        _host_waits("a copy of pageable memory")
+
+
+class PretendedCuda(TorchFunctionMode):
+    """Makes what is asked for on the GPU: torch itself would look for a driver."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch._C._ensureCUDADeviceGuardSet()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if args and isinstance(args[0], OnGpu):
+            return function(*args, **kwargs)
+        if function is Tensor.to and any(isinstance(a, torch.device) and a.type == "cuda" for a in args[1:]):
+            _host_waits("a copy of pageable memory")
+            rest = [a for a in args[1:] if not isinstance(a, torch.device)]
+            return OnGpu(function(args[0], "cpu", *rest, **{**kwargs, "copy": True}))
+        if torch.device(kwargs.get("device") or "cpu").type == "cuda":
+            return OnGpu(function(*args, **{**kwargs, "device": "cpu"}))
+        return function(*args, **kwargs)
+
+
+class Stream:
+    """A stream that the host never sees finish before it asks: host memory is read, and written, at an event alone."""
+
+    def __init__(self) -> None:
+        self.ends: list[Callable[[], None]] = []
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        if isinstance(target, OnGpu):
+            target.copy_(source, non_blocking=True)
+            if not isinstance(source, OnGpu):
+                self.ends.append(partial(_check_unchanged, source, source.clone()))
+            return
+        target.copy_(source, non_blocking=True)
+        self.ends.append(partial(target.copy_, target.clone()))
+        target.view(torch.uint8).fill_(0xFF)
+
+    def scatter(self, target: Tensor, index: Tensor, source: Tensor) -> None:
+        target.index_copy_(0, index, source)
+
+    def mark(self) -> Event:
+        return Mark(self, len(self.ends))
+
+    def follow(self, event: Event) -> None:
+        assert isinstance(event, Mark)
+
+
+def _check_unchanged(source: Tensor, sent: Tensor) -> None:
+    assert torch.equal(source, sent), "host memory was written before the device had read it"
+
+
+class Mark:
+    """An event; it has not happened when it is first asked for."""
+
+    def __init__(self, stream: Stream, count: int) -> None:
+        self._stream, self._count, self._asked = stream, count, False
+
+    def is_done(self) -> bool:
+        if self._asked:
+            self.wait()
+        asked, self._asked = self._asked, True
+        return asked
+
+    def wait(self) -> None:
+        for index in range(self._count):
+            self._stream.ends[index]()
+            self._stream.ends[index] = _nothing
+
+
+def _nothing() -> None:
+    """What is done already."""
+
+
+class PretendedGpu:
+    """`Device` as `engine.device.cuda` has it."""
+
+    _locked: ClassVar[list[Tensor]] = []  # for good: a later tensor is not to have their addresses
+
+    def __init__(self) -> None:
+        self.where = WHERE
+        self.compute, self.transfers = Stream(), Stream()
+
+    @classmethod
+    def is_locked(cls, tensor: Tensor) -> bool:
+        there = tensor.untyped_storage().data_ptr()
+        return any(there == memory.untyped_storage().data_ptr() for memory in cls._locked)
+
+    def zeros(self, num_bytes: int) -> Tensor:
+        return OnGpu(torch.zeros(num_bytes, dtype=torch.uint8))
+
+    def host(self, num_bytes: int) -> Tensor:
+        memory = torch.zeros(max(num_bytes, 1), dtype=torch.uint8)
+        self._locked.append(memory)
+        return memory[:num_bytes]
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        recording = Recording.now = Recording()
+        try:
+            work()
+        finally:
+            Recording.now = None
+        return recording.replay
+
+    def forget_recordings(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+def on_pretended(run: Runner) -> Runner:
+    """A runner of kernels that takes the device's tensors and no others."""
+
+    def start(launch: Launch) -> None:
+        for name, value in zip(launch.kernel.arg_names, launch.arguments, strict=False):
+            assert not isinstance(value, Tensor) or isinstance(value, OnGpu), f"{launch.name}: {name} is not on the GPU"
+        own = replace(launch, arguments=tuple(a.values if isinstance(a, OnGpu) else a for a in launch.arguments))
+        run(own)
+        if Recording.now is not None:
+            Recording.now.note(lambda: run(own), own)
+
+    return start
