@@ -84,7 +84,7 @@ def _write_tokenizer(directory: Path) -> None:
 def random_adapter(directory: Path, shape: ModelShape, rank: int, dtype: torch.dtype, where: torch.device) -> Path:
     """Write a PEFT directory that adapts all seven projections."""
     directory.mkdir(parents=True, exist_ok=True)
-    generator = torch.Generator(where).manual_seed(rank)
+    torch.manual_seed(rank)
     sizes = [(k, n) for k, outputs, _ in shape.groups.values() for n in outputs]
     tensors: dict[str, Tensor] = {}
     for layer in range(shape.num_layers):
@@ -92,7 +92,7 @@ def random_adapter(directory: Path, shape: ModelShape, rank: int, dtype: torch.d
             block = "mlp" if target in TARGETS[4:] else "self_attn"
             name = f"base_model.model.model.layers.{layer}.{block}.{target}"
             for part, size in (("lora_A", (rank, k)), ("lora_B", (n, rank))):
-                values = torch.randn(*size, generator=generator, device=where) * STRENGTH
+                values = torch.randn(*size, device=where) * STRENGTH
                 tensors[f"{name}.{part}.weight"] = values.to(dtype).cpu()
     save_file(tensors, directory / "adapter_model.safetensors")
     described = {

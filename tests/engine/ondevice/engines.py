@@ -3,14 +3,16 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from engine import Engine, EngineConfig, Output, Request, SamplingParams
-from engine.backend import Backend
-from engine.kernels.triton import TritonKernels
+from engine.backend import Backend, open_backend
+from engine.kernels.triton import TritonKernels, launch
+from engine.kernels.triton.launch import Launch, Runner
 from tests.engine.ondevice.pretended import HostWaits, PretendedGpu, on_pretended
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -20,16 +22,40 @@ def engine_on(model: Path, adapters: list[Path], **options: Any) -> Engine:
     """An engine with adapters named by their index."""
     settings = {"dtype": "float32", "tokens_per_page": 8, "pool_bytes": 2**21, "max_batch_size": 8}
     settings |= {"host_bytes": 2**24} | options  # page-locked, by every engine
-    config = EngineConfig(model, device="cpu" if INTERPRETED else "cuda", threads=1, **settings)
-    backend = None
-    if INTERPRETED:
-        from tests.engine.kernels.triton.grid.watch import watched
-
-        kernels = TritonKernels(on_pretended(watched), batch_invariant=config.batch_invariant)
-        backend = Backend(PretendedGpu(), kernels, is_remote=True)
-    engine = Engine(config, backend)
+    config = EngineConfig(model, device="cuda", threads=1, **settings)
+    engine = Engine(config, backend_for(config))
     for index, adapter in enumerate(adapters):
         engine.load_adapter(str(index), adapter)
+    return engine
+
+
+def backend_for(config: EngineConfig, run: Runner | None = None) -> Backend:
+    """Kernels started by `run`, or else under watch where they are interpreted, on the GPU or in place of one."""
+    if not INTERPRETED:
+        return replace(
+            open_backend(config), kernels=TritonKernels(run or launch.run, batch_invariant=config.batch_invariant)
+        )
+    if run is None:
+        from tests.engine.kernels.triton.grid.watch import watched as run
+    kernels = TritonKernels(on_pretended(run), batch_invariant=config.batch_invariant)
+    return Backend(PretendedGpu(), kernels, is_remote=True)
+
+
+def sampling_only(run: Runner = launch.run) -> Runner:
+    """Starts the kernels that sample and no others: what these would compute does not choose what is started."""
+
+    def start(given: Launch) -> None:
+        if given.name in ("logit_stats", "count_likeliest", "draw"):
+            run(given)
+
+    return start
+
+
+def without_logits(engine: Engine, rows: int) -> Engine:
+    """Where the kernels before them are not started, all logits are 0 and not what memory happens to hold."""
+    sampled = engine._decoder._workspace.sampled(rows)
+    sampled.normed.zero_()
+    sampled.logits.zero_()
     return engine
 
 

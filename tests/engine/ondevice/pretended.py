@@ -158,15 +158,17 @@ class PretendedCuda(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if args and isinstance(args[0], OnGpu):
+        asked = [*(a for a in args[1:] if isinstance(a, torch.device)), kwargs.get("device")]
+        if not any(a is not None and torch.device(a).type == "cuda" for a in asked):
             return function(*args, **kwargs)
-        if function is Tensor.to and any(isinstance(a, torch.device) and a.type == "cuda" for a in args[1:]):
+        kwargs.pop("device", None)
+        rest = [a for a in args[1:] if not isinstance(a, torch.device)]
+        if args and isinstance(args[0], OnGpu):
+            return function(*args[:1], *rest, **kwargs) if rest or kwargs or function is not Tensor.to else args[0]
+        if function is Tensor.to:
             _host_waits("a copy of pageable memory")
-            rest = [a for a in args[1:] if not isinstance(a, torch.device)]
-            return OnGpu(function(args[0], "cpu", *rest, **{**kwargs, "copy": True}))
-        if torch.device(kwargs.get("device") or "cpu").type == "cuda":
-            return OnGpu(function(*args, **{**kwargs, "device": "cpu"}))
-        return function(*args, **kwargs)
+            return OnGpu(function(args[0], torch.device("cpu"), *rest, **{**kwargs, "copy": True}))
+        return OnGpu(function(*args[:1], *rest, **{**kwargs, "device": "cpu"}))
 
 
 class Stream:

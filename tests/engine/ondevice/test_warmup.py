@@ -5,16 +5,12 @@ from pathlib import Path
 import pytest
 
 from engine import Engine, EngineConfig
-from engine.backend import Backend, open_backend
-from engine.device import CpuDevice
-from engine.kernels.triton import TritonKernels
 from engine.kernels.triton.compiled import variant_of
-from engine.kernels.triton.launch import Launch, run
+from engine.kernels.triton.launch import Launch
 from tests.builders import lora_adapter, tiny_llama
-from tests.engine.ondevice.engines import INTERPRETED, request
+from tests.engine.ondevice.engines import backend_for, request, sampling_only, without_logits
 
 SIZES = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
-SAMPLING_KERNELS = ("logit_stats", "count_likeliest", "draw")
 
 
 @pytest.mark.parametrize("invariant", [False, True], ids=["plain", "invariant"])
@@ -26,15 +22,15 @@ def test_every_kernel_of_the_requests_was_started_before(tmp_path: Path, most: i
     """
     model = tiny_llama(tmp_path / "model", **SIZES)
     started: set[object] = set()
+    sample = sampling_only()
 
     def noted(launch: Launch) -> None:
         started.add(variant_of(launch))
-        if launch.name in SAMPLING_KERNELS:
-            run(launch)
+        sample(launch)
 
     config = EngineConfig(
         model,
-        device="cpu" if INTERPRETED else "cuda",
+        device="cuda",
         dtype="bfloat16",
         max_batch_size=most,
         max_batch_tokens=40,
@@ -43,12 +39,7 @@ def test_every_kernel_of_the_requests_was_started_before(tmp_path: Path, most: i
         threads=1,
         batch_invariant=invariant,
     )
-    kernels = TritonKernels(noted, batch_invariant=invariant)
-    device = CpuDevice() if INTERPRETED else open_backend(config).device
-    engine = Engine(config, Backend(device, kernels, is_remote=True))
-    rows = engine._decoder._workspace.sampled(most)
-    rows.normed.zero_()
-    rows.logits.zero_()
+    engine = without_logits(Engine(config, backend_for(config, noted)), most)
     engine.warm_up()
     warm = set(started)
     for index, rank in enumerate((3, 17)):
