@@ -174,7 +174,7 @@ def trace_arrival(engine: Engine, hot: Case, cold: str, wait: Callable[[], None]
         _bring_in(engine, cold)
         engine.evict_adapter(cold)
         time_steps(engine, 0, WARM_STEPS)
-        with torch.profiler.profile(activities=_activities()) as profile:
+        with torch.profiler.profile(activities=_activities(), acc_events=True) as profile:
             asked = engine.add(_one_token_of(cold))
             time_steps(engine, 0, TRACED_STEPS)
             wait()
