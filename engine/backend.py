@@ -25,7 +25,8 @@ def open_backend(config: EngineConfig) -> Backend:
         # float16 has no C++ kernels: torch computes it.
         kernels = fallback if config.dtype == "float16" else load_cpu_kernels()
         return Backend(device, kernels, is_remote=False)
-    return Backend(device, load_kernels("cuda", batch_invariant=config.batch_invariant), is_remote=True)
+    kernels = load_kernels("cuda", batch_invariant=config.batch_invariant, lora_stream=config.lora_stream)
+    return Backend(device, kernels, is_remote=True)
 
 
 def torch_dtype(config: EngineConfig) -> torch.dtype:

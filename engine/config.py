@@ -25,7 +25,8 @@ class EngineConfig:
 
     `device` is "cpu", "cuda" or "cuda:1". The rest matters on CUDA alone: `host_bytes` is page-locked memory in which
     adapters wait for their way to the device; with `graphs` a decode step is one recorded graph; with `batch_invariant`
-    a request's tokens are the same in every batch there too, which costs speed.
+    a request's tokens are the same in every batch there too, which costs speed; with `lora_stream` recorded steps
+    compute part of the adapters' products beside the base model's, which changes no token.
     """
 
     model: Path | str
@@ -40,6 +41,7 @@ class EngineConfig:
     host_bytes: int = 2048 * MIB
     graphs: bool = True
     batch_invariant: bool = False
+    lora_stream: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in get_args(DType):

@@ -108,6 +108,9 @@ class Settings(BaseSettings):
     batch_invariant: bool = Field(
         False, description="On a CUDA device, too, give a request the same tokens in every batch; it costs speed."
     )
+    lora_stream: bool = Field(
+        False, description="On a CUDA device, compute part of the adapters' products beside the base model's."
+    )
     engine_threads: int = Field(0, ge=0, le=256, description="CPU threads of the engine; 0 is one per core.")
     engine_start_timeout_s: Seconds = Field(300.0, description="Longest start of the engine process, seconds.")
 

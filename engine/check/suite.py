@@ -1,7 +1,7 @@
 """What is measured of the engine, and at which sizes."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,12 +106,14 @@ class Row:
 class EngineReport:
     """Filled as it is measured, so that a failure keeps what came before.
 
-    `invariant` is the case of `peft` with `batch_invariant`, `plain` the same without: one of the rows.
+    `invariant` is the case of `peft` with `batch_invariant`, `beside` with `lora_stream`, `plain` the same without: one
+    of the rows.
     """
 
     rows: list[Row] = field(default_factory=list)
     plain: Speed | None = None
     invariant: Speed | None = None
+    beside: Speed | None = None
     overlap: Overlap | None = None
     attempts: Attempts = field(default_factory=Attempts)
 
@@ -141,16 +143,18 @@ def measure_engine(
     where, dtype = torch.device(scale.device), getattr(torch, scale.dtype)
     cold = random_adapter(directory / "cold", scale.shape, scale.cold_rank, dtype, where)
 
-    def engine_with(count: int, *, batch_invariant: bool = False) -> Engine:
+    def engine_with(count: int, **options: bool) -> Engine:
         _free(scale)
-        engine = _engine(scale, model, make_engine, batch_invariant=batch_invariant)
+        engine = _engine(scale, model, make_engine, options)
         load_adapters(engine, adapters, numbered(count))
         return engine
 
     with report.attempts.make("cases"):
         _measure_cases(report, scale, engine_with(scale.num_adapters), wait)
     with report.attempts.make("batch_invariant"):
-        report.invariant = _measure_invariant(scale, engine_with(scale.peft.adapters, batch_invariant=True), wait)
+        report.invariant = _measure_peft_case(scale, engine_with(scale.peft.adapters, batch_invariant=True), wait)
+    with report.attempts.make("lora_stream"):
+        report.beside = _measure_peft_case(scale, engine_with(scale.peft.adapters, lora_stream=True), wait)
     with closing(engine_with(scale.overlap.adapters)) as engine:
         with report.attempts.make("overlap"):
             report.overlap = _measure_overlap(scale, engine, cold, wait)
@@ -169,7 +173,7 @@ def _measure_cases(report: EngineReport, scale: Scale, engine: Engine, wait: Cal
                 report.plain = speed
 
 
-def _measure_invariant(scale: Scale, engine: Engine, wait: Callable[[], None]) -> Speed:
+def _measure_peft_case(scale: Scale, engine: Engine, wait: Callable[[], None]) -> Speed:
     """As `_measure_cases`."""
     with closing(engine):
         return measure_case(engine, scale.peft, scale.decode_steps, wait)
@@ -196,7 +200,7 @@ def _random_model(scale: Scale, directory: Path) -> tuple[RandomModel, list[Path
     return model, [random_adapter(directory / f"rank {r}", scale.shape, r, dtype, where) for r in scale.ranks]
 
 
-def _engine(scale: Scale, model: RandomModel, make_engine: MAKES_ENGINE, *, batch_invariant: bool) -> Engine:
+def _engine(scale: Scale, model: RandomModel, make_engine: MAKES_ENGINE, options: Mapping[str, bool]) -> Engine:
     config = EngineConfig(
         model=model.directory,
         device=scale.device,
@@ -206,7 +210,7 @@ def _engine(scale: Scale, model: RandomModel, make_engine: MAKES_ENGINE, *, batc
         pool_bytes=scale.pool_bytes,
         prefix_cache=False,
         host_bytes=scale.host_bytes,
-        batch_invariant=batch_invariant,
+        **options,
     )
     return make_engine(config, weights=model.weights)
 

@@ -78,10 +78,10 @@ def _engine_rows(report: EngineReport) -> Iterator[tuple[str, ...]]:
     for row in report.rows:
         yield "prefill", row.speed.case, f"{row.speed.prefill_tokens_per_s:.0f} tokens/s", "", ""
         yield _decode_row(row)
-    if report.plain is not None and report.invariant is not None:
-        plain, invariant = report.plain.decode_tokens_per_s, report.invariant.decode_tokens_per_s
-        beside = f"{invariant / plain:.3f} of without it"
-        yield "decode, batch_invariant", report.plain.case, f"{invariant:.0f} tokens/s", beside, ""
+    for option, speed in (("batch_invariant", report.invariant), ("lora_stream", report.beside)):
+        if report.plain is not None and speed is not None:
+            beside = f"{speed.decode_tokens_per_s / report.plain.decode_tokens_per_s:.3f} of without it"
+            yield f"decode, {option}", report.plain.case, f"{speed.decode_tokens_per_s:.0f} tokens/s", beside, ""
     if report.overlap is not None:
         yield _overlap_row(report.overlap)
 

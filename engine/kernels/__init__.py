@@ -42,16 +42,19 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 
-def load_kernels(device: str, *, batch_invariant: bool = False) -> Kernels:
+def load_kernels(device: str, *, batch_invariant: bool = False, lora_stream: bool = False) -> Kernels:
     """The operators of a device, "cuda", "cuda:1" or "cpu"; Triton is not imported unless it is needed.
+
+    With `lora_stream` recorded steps have a second stream for the adapters; the device must be the current one then.
 
     Those of the CPU are batch invariant in any case, but for the slower ones without a C++ compiler.
     """
     kind = device.partition(":")[0]
     if kind == "cuda":
         from engine.kernels.triton import TritonKernels
+        from engine.kernels.triton.beside import SecondStream
 
-        return TritonKernels(batch_invariant=batch_invariant)
+        return TritonKernels(batch_invariant=batch_invariant, beside=SecondStream() if lora_stream else None)
     assert kind == "cpu", f"there are kernels for cpu and cuda, not for {device!r}"
     return load_cpu_kernels()
 

@@ -19,6 +19,7 @@ def engine_config(settings: Settings) -> EngineConfig:
             host_bytes=settings.host_bytes,
             graphs=settings.graphs,
             batch_invariant=settings.batch_invariant,
+            lora_stream=settings.lora_stream,
         )
     except EngineError as error:
         raise ConfigError(f"the engine cannot be configured: {error}") from error

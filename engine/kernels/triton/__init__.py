@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.triton.attention import Attention
+from engine.kernels.triton.beside import Beside
 from engine.kernels.triton.drawing import Drawing
 from engine.kernels.triton.elementwise import Elementwise
 from engine.kernels.triton.launch import Runner, Scratch, device_architecture, run
@@ -26,10 +27,20 @@ class TritonKernels:
 
     With `batch_invariant` the base product is a kernel of ours, and every kernel has one set of blocks for all steps: a
     token's result then depends on nothing but itself, its adapter and its keys and values.
+
+    With `beside`, the first half of the adapters' share is computed there while the base product is; no bits change.
     """
 
-    def __init__(self, runner: Runner = run, capability: int | None = None, *, batch_invariant: bool = False) -> None:
+    def __init__(
+        self,
+        runner: Runner = run,
+        capability: int | None = None,
+        *,
+        batch_invariant: bool = False,
+        beside: Beside | None = None,
+    ) -> None:
         accumulate_in_float32()
+        self._beside = beside
         architecture = row_architecture(device_architecture() if capability is None else capability)
         self.scratch = Scratch()
         self._plans = plans = Plans(runner)
@@ -75,14 +86,28 @@ class TritonKernels:
         self, x: Tensor, weight: PackedLinear, lora: LoraBatch, layer: int, projection: int, out: Tensor
     ) -> None:
         """See `Kernels.lora_linear`: the base product, then `lora_apply` to it."""
-        self.linear(x, weight, out)
-        self._lora.apply(out, x, weight.out_features, lora, layer, projection)
+        product = self._lora.product(out, x, weight.out_features, lora, layer, projection)
+        if product is None:
+            self.linear(x, weight, out)
+        elif self._beside is not None and self._beside.is_open():
+            with self._beside.fork():
+                self._lora.shrink(product)
+            self.linear(x, weight, out)
+            self._beside.join()
+            self._lora.expand(product)
+        else:
+            self.linear(x, weight, out)
+            self._lora.shrink(product)
+            self._lora.expand(product)
 
     def lora_apply(
         self, y: Tensor, x: Tensor, out_features: Sequence[int], lora: LoraBatch, layer: int, projection: int
     ) -> None:
         """See `Kernels.lora_apply`: a shrink and an expand, whatever the mix of adapters and ranks."""
-        self._lora.apply(y, x, out_features, lora, layer, projection)
+        product = self._lora.product(y, x, out_features, lora, layer, projection)
+        if product is not None:
+            self._lora.shrink(product)
+            self._lora.expand(product)
 
     def embed(self, ids: Tensor, weight: PackedLinear, out: Tensor) -> None:
         """See `Kernels.embed`."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from engine.kernels.layout import column_tiles, tile_bytes
 from engine.kernels.triton.launch import Launch, Runner, Scratch, check_in_place, version
-from engine.kernels.triton.plan import Plans
-from engine.kernels.triton.table import EXPAND, SHRINK, Architecture, ExpandBlocks, ShrinkBlocks, phase, rows, width
+from engine.kernels.triton.plan import Plans, WorkList
+from engine.kernels.triton.table import EXPAND, SHRINK, Architecture, Phase, ShrinkBlocks, phase, rows, width
 from engine.kernels.triton.tiles import dot_exact, dot_narrow, load_tiles, rounded
 from engine.kernels.types import TILE_COLUMNS, LoraBatch
 
@@ -160,13 +160,19 @@ def expand(
 
 @dataclass(frozen=True)
 class LoraProduct:
-    """One fused group's adapters over one step: what both launches need to know."""
+    """One fused group's adapters over one step: what both launches need, and the memory between them."""
 
+    y: Tensor
+    x: Tensor
+    h: Tensor
     lora: LoraBatch
     layer: int
     projection: int
     out_features: tuple[int, ...]
     rank_bound: int
+    step: Phase
+    block_m: int
+    work: WorkList
 
 
 class Lora:
@@ -182,65 +188,78 @@ class Lora:
         """See `Kernels.begin_step`."""
         self._plans.forget()
 
-    def apply(
+    def product(
         self, y: Tensor, x: Tensor, out_features: Sequence[int], lora: LoraBatch, layer: int, projection: int
-    ) -> None:
-        """See `Kernels.lora_apply`."""
+    ) -> LoraProduct | None:
+        """What `shrink` and then `expand` add to y, see `Kernels.lora_apply`; None when that is nothing."""
         _check(y, x, out_features, lora, layer, projection)
         known = lora.tables.rank_bound
         bound = self._ranks.of(lora.tables.parts) if known is None else known
         if len(x) == 0 or bound == 0:
-            return
-        group = LoraProduct(lora, layer, projection, tuple(out_features), bound)
+            return None
         step = phase(len(x), len(lora.segment_slots), invariant=self._invariant)
         blocks = SHRINK[step, width(x.shape[1]), self._architecture]
-        h = self._scratch.take("lora", len(x) * blocks.split_k * len(out_features) * bound, x.device)
-        self._shrink(x, h, group, blocks)
-        self._expand(y, x, h, group, blocks, EXPAND[step, self._architecture])
-
-    def _shrink(self, x: Tensor, h: Tensor, group: LoraProduct, blocks: ShrinkBlocks) -> None:
-        tables, count = group.lora.tables, len(group.out_features)
         block_m = rows(blocks.block_m, x.dtype.itemsize)
-        work = self._plans.get(group.lora.segments, group.lora.segment_slots, len(x), block_m)
+        assert block_m == rows(EXPAND[step, self._architecture].block_m, x.dtype.itemsize), "both take the same items"
+        return LoraProduct(
+            y=y,
+            x=x,
+            h=self._scratch.take("lora", len(x) * blocks.split_k * len(out_features) * bound, x.device),
+            lora=lora,
+            layer=layer,
+            projection=projection,
+            out_features=tuple(out_features),
+            rank_bound=bound,
+            step=step,
+            block_m=block_m,
+            work=self._plans.get(lora.segments, lora.segment_slots, len(x), block_m),
+        )
+
+    def shrink(self, product: LoraProduct) -> None:
+        """Writes h; reads nothing that the base product writes."""
+        x, tables, count = product.x, product.lora.tables, len(product.out_features)
+        blocks = self._shrink_blocks(product)
         arguments = (
-            *(x, pages_of_layer(tables.pool, group.layer, x.dtype), tables.adapter_pages, tables.parts, work.items, h),
-            *(x.stride(0), x.shape[1], *_table_strides(group), group.rank_bound),
+            *(x, pages_of_layer(tables.pool, product.layer, x.dtype), tables.adapter_pages, tables.parts),
+            *(product.work.items, product.h, x.stride(0), x.shape[1], *_table_strides(product), product.rank_bound),
         )
         constants = {
             "NUM_PROJECTIONS": count,
             "TILES_PER_PAGE": tables.pool.shape[2] // tile_bytes(x.dtype),
-            "BLOCK_M": block_m,
+            "BLOCK_M": product.block_m,
             "TILES_K": blocks.tiles_k,
             "BLOCK_R": blocks.block_r,
             "SPLIT_K": blocks.split_k,
             "LANES": blocks.lanes,
         }
-        grid = (work.capacity, blocks.split_k, count * blocks.lanes)
+        grid = (product.work.capacity, blocks.split_k, count * blocks.lanes)
         self._run(Launch(shrink, grid, arguments, constants, blocks.num_warps, blocks.num_stages))
 
-    def _expand(
-        self, y: Tensor, x: Tensor, h: Tensor, group: LoraProduct, shrunk: ShrinkBlocks, blocks: ExpandBlocks
-    ) -> None:
-        tables, sizes = group.lora.tables, group.out_features
-        block_m = rows(blocks.block_m, x.dtype.itemsize)
-        work = self._plans.get(group.lora.segments, group.lora.segment_slots, len(x), block_m)
+    def expand(self, product: LoraProduct) -> None:
+        """Adds to y what comes of h."""
+        y, x, tables, sizes = product.y, product.x, product.lora.tables, product.out_features
+        blocks = EXPAND[product.step, self._architecture]
         n0, n1, n2 = (*sizes, 0, 0)[:MAX_PROJECTIONS]
         tiles_n = blocks.tiles_of(x.dtype)
-        check_in_place(block_m * tiles_n * TILE_COLUMNS, blocks.num_warps)
+        check_in_place(product.block_m * tiles_n * TILE_COLUMNS, blocks.num_warps)
         arguments = (
-            *(y, h, pages_of_layer(tables.pool, group.layer, x.dtype), tables.adapter_pages, tables.parts),
-            *(tables.scales, work.items, y.stride(0), x.shape[1], n0, n1, n2, *_table_strides(group), group.rank_bound),
+            *(y, product.h, pages_of_layer(tables.pool, product.layer, x.dtype), tables.adapter_pages, tables.parts),
+            *(tables.scales, product.work.items, y.stride(0), x.shape[1], n0, n1, n2, *_table_strides(product)),
+            product.rank_bound,
         )
         constants = {
             "NUM_PROJECTIONS": len(sizes),
             "TILES_PER_PAGE": tables.pool.shape[2] // tile_bytes(x.dtype),
-            "BLOCK_M": block_m,
+            "BLOCK_M": product.block_m,
             "TILES_N": tiles_n,
             "BLOCK_R": blocks.block_r,
-            "SPLIT_K": shrunk.split_k,
+            "SPLIT_K": self._shrink_blocks(product).split_k,
         }
-        grid = (work.capacity, sum(-(-column_tiles(n) // tiles_n) for n in sizes))
+        grid = (product.work.capacity, sum(-(-column_tiles(n) // tiles_n) for n in sizes))
         self._run(Launch(expand, grid, arguments, constants, blocks.num_warps, blocks.num_stages))
+
+    def _shrink_blocks(self, product: LoraProduct) -> ShrinkBlocks:
+        return SHRINK[product.step, width(product.x.shape[1]), self._architecture]
 
 
 class RankBound:
@@ -269,11 +288,11 @@ def pages_of_layer(pool: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
     return pool[layer].view(dtype)
 
 
-def _table_strides(group: LoraProduct) -> tuple[int, int, int]:
+def _table_strides(product: LoraProduct) -> tuple[int, int, int]:
     """(row of adapter_pages, slot of parts, row of this layer and projection within a slot)."""
-    tables = group.lora.tables
+    tables = product.lora.tables
     projections = tables.parts.shape[2]
-    return tables.adapter_pages.shape[1], tables.parts[0].numel(), group.layer * projections + group.projection
+    return tables.adapter_pages.shape[1], tables.parts[0].numel(), product.layer * projections + product.projection
 
 
 def _check(y: Tensor, x: Tensor, out_features: Sequence[int], lora: LoraBatch, layer: int, projection: int) -> None:

@@ -90,7 +90,9 @@ def test_every_case_is_measured_against_its_base(report: EngineReport, peft: Pef
     assert peft.decode_tokens_per_s > 0
     assert report.invariant is not None
     assert report.overlap is not None
+    assert report.beside is not None
     assert report.invariant.decode_tokens_per_s > 0
+    assert report.beside.decode_tokens_per_s > 0
     assert report.overlap.adapter_bytes > 0
     assert report.overlap.arrival_s > 0
 
@@ -107,6 +109,7 @@ def test_the_table_has_every_measure(report: EngineReport, peft: PeftReport) -> 
     for measure in (
         "tests on the device",
         "decode, batch_invariant",
+        "decode, lora_stream",
         "decode, transformers + PEFT",
         "cold adapters beside decode",
     ):
@@ -118,7 +121,7 @@ def test_the_table_tells_where_the_time_went(report: EngineReport) -> None:
     seconds = {"tests": 61.4, "engine": 200.0, "peft": 60.0}
     lines = table(Findings({}, engine=report, parts=Attempts(seconds))).splitlines()
     [engine] = [line for line in lines if line.startswith("| time | engine | 200 s |")]
-    assert all(name in engine for name in ("cases ", "overlap ", "batch_invariant ", "trace "))
+    assert all(name in engine for name in ("cases ", "overlap ", "batch_invariant ", "lora_stream ", "trace "))
     assert "| time | tests | 61 s |  |  |" in lines
     assert "| time | all parts | 321 s |  | reached |" in lines
     slow = table(Findings({}, parts=Attempts({"tests": 481.0})))

@@ -13,7 +13,7 @@ from engine import Engine, EngineConfig, Output, Request, SamplingParams
 from engine.backend import Backend, open_backend
 from engine.kernels.triton import TritonKernels, launch
 from engine.kernels.triton.launch import Launch, Runner
-from tests.engine.ondevice.pretended import HostWaits, PretendedGpu, on_pretended
+from tests.engine.ondevice.pretended import HostWaits, PretendedBeside, PretendedGpu, on_pretended
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -32,12 +32,15 @@ def engine_on(model: Path, adapters: list[Path], **options: Any) -> Engine:
 def backend_for(config: EngineConfig, run: Runner | None = None) -> Backend:
     """Kernels started by `run`, or else under watch where they are interpreted, on the GPU or in place of one."""
     if not INTERPRETED:
-        return replace(
-            open_backend(config), kernels=TritonKernels(run or launch.run, batch_invariant=config.batch_invariant)
-        )
+        backend = open_backend(config)
+        if run is None:
+            return backend
+        return replace(backend, kernels=TritonKernels(run, batch_invariant=config.batch_invariant))
     if run is None:
         from tests.engine.kernels.triton.grid.watch import watched as run
-    kernels = TritonKernels(on_pretended(run), batch_invariant=config.batch_invariant)
+    beside = PretendedBeside() if config.lora_stream else None
+    start = on_pretended(run) if beside is None else beside.later(on_pretended(run))
+    kernels = TritonKernels(start, batch_invariant=config.batch_invariant, beside=beside)
     return Backend(PretendedGpu(), kernels, is_remote=True)
 
 

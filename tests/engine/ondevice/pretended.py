@@ -261,6 +261,48 @@ class PretendedGpu:
         pass
 
 
+class PretendedBeside:
+    """A second stream in recordings: between its fork and its join nothing may touch what the other stream writes.
+
+    Its kernels are started at the join, as late as a GPU may, and in a replay in that place as well.
+    """
+
+    def __init__(self) -> None:
+        self.forks = 0
+        self.waiting: list[Callable[[], None]] | None = None
+        self._inside = False
+
+    def is_open(self) -> bool:
+        return Recording.now is not None
+
+    @contextmanager
+    def fork(self) -> Iterator[None]:
+        assert self.waiting is None, "forked again before the join"
+        self.forks += 1
+        self.waiting, self._inside = [], True
+        try:
+            yield
+        finally:
+            self._inside = False
+
+    def join(self) -> None:
+        assert self.waiting is not None
+        waiting, self.waiting = self.waiting, None
+        for start in waiting:
+            start()
+
+    def later(self, run: Runner) -> Runner:
+        """A runner that keeps what is started within a fork until the join."""
+
+        def start(launch: Launch) -> None:
+            if self._inside and self.waiting is not None:
+                self.waiting.append(lambda: run(launch))
+            else:
+                run(launch)
+
+        return start
+
+
 def on_pretended(run: Runner) -> Runner:
     """A runner of kernels that takes the device's tensors and no others."""
 

@@ -6,13 +6,16 @@ import pytest
 import torch
 
 from engine import EngineConfig
+from engine.kernels.triton import TritonKernels
 from engine.runner import RemoteRunner
 from tests.builders import ALL_LINEAR, lora_adapter, tiny_llama
 from tests.engine.ondevice.engines import engine_on, request, seen, waits_raise
+from tests.engine.ondevice.pretended import PretendedBeside
 from tests.engine.oracles import MergedOracle, Oracle, differences
 
 SIZES = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 TOLERANCE = 1e-4
+FUSED_PRODUCTS = 4
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +67,10 @@ def test_bf16_is_the_same_alone_chunked_cached_and_in_any_mix(model_dir: Path, a
     assert seen(again) == expected[2:3]
 
 
-def test_recorded_decode_steps_repeat_what_eager_ones_compute(model_dir: Path, adapters: list[Path]) -> None:
+@pytest.mark.parametrize("lora_stream", [False, True], ids=["one stream", "two streams"])
+def test_recorded_decode_steps_repeat_what_eager_ones_compute(
+    model_dir: Path, adapters: list[Path], *, lora_stream: bool
+) -> None:
     """Also for adapters and ranks that were not in the batch when it was recorded."""
     mixes = [
         [request(0, [7, 9], 3), request(None, [8], 3)],
@@ -72,13 +78,19 @@ def test_recorded_decode_steps_repeat_what_eager_ones_compute(model_dir: Path, a
         [request(None, [15], 3), request(1, [16, 17], 3)],
     ]
     eager = engine_on(model_dir, adapters[:2], graphs=False)
-    recorded = engine_on(model_dir, adapters[:2])
+    expected = [seen(eager.generate(mix)) for mix in mixes]
+    recorded = engine_on(model_dir, adapters[:2], lora_stream=lora_stream)
     runner = recorded._runner
     assert isinstance(runner, RemoteRunner)
     assert runner.graphs is not None
-    for mix in mixes:
-        assert seen(recorded.generate(mix)) == seen(eager.generate(mix))
+    for mix, output in zip(mixes, expected, strict=True):
+        assert seen(recorded.generate(mix)) == output
         assert len(runner.graphs) == 1
+    kernels = recorded._backend.kernels
+    assert isinstance(kernels, TritonKernels)
+    assert (kernels._beside is not None) == lora_stream
+    if isinstance(kernels._beside, PretendedBeside):
+        assert kernels._beside.forks == FUSED_PRODUCTS
 
 
 def test_a_step_waits_for_the_device_once(model_dir: Path, adapters: list[Path]) -> None:

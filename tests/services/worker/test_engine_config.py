@@ -17,6 +17,7 @@ GIVEN = {
     "LORAQ_HOST_BYTES": "300000000",
     "LORAQ_GRAPHS": "false",
     "LORAQ_BATCH_INVARIANT": "true",
+    "LORAQ_LORA_STREAM": "true",
     "LORAQ_ENGINE_THREADS": "3",
 }
 
@@ -29,7 +30,7 @@ def test_every_setting_of_the_engine_reaches_it(monkeypatch: pytest.MonkeyPatch,
     assert (config.model, config.device, config.dtype) == (tmp_path, "cuda:1", "float16")
     assert (config.max_batch_size, config.max_batch_tokens, config.threads) == (64, 4096, 3)
     assert (config.pool_bytes, config.host_bytes) == (1_000_000_000, 300_000_000)
-    assert (config.graphs, config.batch_invariant) == (False, True)
+    assert (config.graphs, config.batch_invariant, config.lora_stream) == (False, True, True)
 
 
 def test_what_the_engine_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
