@@ -38,8 +38,10 @@ up: $(VENV)/.local ## start the embedded stack: Kafka, Postgres, S3
 down: $(VENV)/.local ## stop the embedded stack
 	@$(BIN)/loraq down
 
+# Most tests wait for servers. So two processes share the whole, each with servers of its own; a file stays in one of them.
+TOGETHER = -n 2 --dist loadfile --no-loadscope-reorder
 test: lint ## every gate, then the test suite; TESTS=tests/schemas runs a part
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest $(if $(filter tests,$(TESTS)),$(TOGETHER)) $(TESTS)
 
 lint: $(VENV)/.dev ## style, formatting, types and import laws
 	$(BIN)/ruff check .

@@ -25,6 +25,13 @@ from tests.servers.kafka import ApacheKafka, KafkaUnavailableError
 TEMPLATE = "loraq_template"
 
 
+@pytest.hookimpl(trylast=True)  # once they have been shuffled
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where processes share the suite its slow files begin first: else one of them may wait for another at the end."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_environment() -> None:
     """Settings come from the tests alone, whatever the shell that started them exports."""
