@@ -38,8 +38,12 @@ up: $(VENV)/.local ## start the embedded stack: Kafka, Postgres, S3
 down: $(VENV)/.local ## stop the embedded stack
 	@$(BIN)/loraq down
 
+# Threads that spin while they wait for each other make a machine that does something else as well many times slower.
+PATIENT = OMP_WAIT_POLICY=passive
+# Most tests wait for servers. So two processes share the whole, each with servers of its own; a file stays in one of them.
+TOGETHER = -n 2 --dist loadfile --no-loadscope-reorder
 test: lint ## every gate, then the test suite; TESTS=tests/schemas runs a part
-	$(BIN)/python -m pytest $(TESTS)
+	$(PATIENT) $(BIN)/python -m pytest $(if $(filter tests,$(TESTS)),$(TOGETHER)) $(TESTS)
 
 lint: $(VENV)/.dev ## style, formatting, types and import laws
 	$(BIN)/ruff check .
@@ -58,9 +62,8 @@ faults: $(VENV)/.dev ## break everything that can break, on real servers, and wr
 	$(BIN)/python -m tests.faults $(if $(FAULTS),--faults "$(FAULTS)") $(if $(SEEDS),--seeds $(SEEDS)) \
 		$(if $(FIRST_SEED),--first-seed $(FIRST_SEED)) $(if $(JOBS),--jobs $(JOBS)) $(if $(MUTANTS),--mutants)
 
-# Threads that spin while they wait for each other make a machine that does something else as well many times slower.
 adapters: $(VENV)/.dev ## train the example adapters anew and score them (about ten minutes on two cores)
-	OMP_WAIT_POLICY=passive $(BIN)/python docs/examples/adapters/train.py
+	$(PATIENT) $(BIN)/python docs/examples/adapters/train.py
 
 kernels-full: $(VENV)/.dev ## the CUDA kernels in full: every case in the interpreter, every launch compiled (half an hour)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 KERNEL_GRID=full $(BIN)/python -m pytest -q --timeout 300 tests/engine/kernels/triton/grid

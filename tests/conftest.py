@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,11 +26,23 @@ from tests.servers.kafka import ApacheKafka, KafkaUnavailableError
 TEMPLATE = "loraq_template"
 
 
+@pytest.hookimpl(trylast=True)  # once they have been shuffled
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where processes share the suite its slow files begin first: else one of them may wait for another at the end."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_environment() -> None:
-    """Settings come from the tests alone, whatever the shell that started them exports."""
+    """Settings come from the tests alone, whatever the shell that started them exports; and Ctrl-C is Ctrl-C.
+
+    Who is started in the background of a script ignores it, and so would the programs that tests interrupt.
+    """
     for name in [name for name in os.environ if name.startswith("LORAQ_")]:
         del os.environ[name]
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class ServerRoom:

@@ -8,10 +8,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 INTERVAL_S = 0.05
+PATIENCE_S = 60.0
+"""How long a condition may take where other work has the cores: a bound for what never comes, not for what is slow."""
 
 
 async def eventually(
-    check: Callable[[], T | Awaitable[T]], timeout_s: float = 30.0, what: str = "the condition to hold"
+    check: Callable[[], T | Awaitable[T]], timeout_s: float = PATIENCE_S, what: str = "the condition to hold"
 ) -> T:
     """Call `check` (sync or async) until it returns something true; returns that.
 
@@ -32,6 +34,6 @@ async def eventually(
         await asyncio.sleep(INTERVAL_S)
 
 
-def eventually_sync(check: Callable[[], T], timeout_s: float = 30.0, what: str = "the condition to hold") -> T:
+def eventually_sync(check: Callable[[], T], timeout_s: float = PATIENCE_S, what: str = "the condition to hold") -> T:
     """`eventually` for tests that run no event loop."""
     return asyncio.run(eventually(check, timeout_s, what))

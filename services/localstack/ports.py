@@ -41,7 +41,8 @@ def accepts_connections(port: int) -> bool:
 def free_ports(count: int) -> list[int]:
     """`count` different ports on which nothing listens now."""
     found: list[int] = []
-    for port in random.sample(CANDIDATES, len(CANDIDATES)):
+    # The system's own numbers: a process that seeds `random` as another does would find the ports of that one.
+    for port in random.SystemRandom().sample(CANDIDATES, len(CANDIDATES)):
         if len(found) == count:
             break
         if is_free(port):

@@ -6,6 +6,8 @@ import pytest
 
 from tests.engine.interpreted import check
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.timeout(900)
 def test_the_engine_keeps_its_promises_on_the_cuda_kernels(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ SHOWN_BY = {
     "row_without_outbox": "4",
     "result_changed": "4",
     "lost_job": "4",
-    "webhook_before_row": "4",
+    "webhook_before_row": "5",
 }
 
 

@@ -12,7 +12,7 @@ from tests.faults.live import caught
 from tests.faults.stack import Stack, furnish, running_stack
 from tests.servers.kafka import ApacheKafka
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 JOBS = 200
 load()
 

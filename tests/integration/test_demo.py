@@ -14,6 +14,8 @@ import pytest
 
 from tests.builders import tiny_llama
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 240.0
 POLL_S = 0.1
 

@@ -26,7 +26,7 @@ from tests.servers.certificates import write_authority
 from tests.servers.kafka import KafkaUnavailableError
 from tests.servers.secure_kafka import SecureKafka
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
 RULES = [" ".join(rule.split()) for rule in re.findall(r"^    kafka-acls (.*(?:\n      .*)*)", PAGE, re.MULTILINE)]

@@ -20,6 +20,8 @@ from tests.integration.workers import running_worker
 from tests.integration.world import TENANT, World, header, job_request, open_world
 from tests.processes import spawn
 
+pytestmark = pytest.mark.slow
+
 ADAPTERS = {"formal": 1, "pirate": 2, "terse": 3}
 CONTEXT = 4096
 

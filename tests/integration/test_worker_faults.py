@@ -19,6 +19,8 @@ from tests.integration.world import World, open_world
 from tests.processes import spawn
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 LONG = {"max_tokens": 60, "ignore_eos": True}
 
 

@@ -19,6 +19,8 @@ from tests.integration.workers import FAULTY_ENGINE, running_worker
 from tests.integration.world import TENANT, World, job_request, open_world
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def door(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:

@@ -20,7 +20,7 @@ from services.registry.push import inspect, push
 from services.registry.tenants import add_tenant
 from services.secrets import SecretBox
 from services.settings import Settings
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 TENANT = "acme"
 ADMIT = """
@@ -103,7 +103,7 @@ class World:
         assert len({row["job_id"] for row in rows}) == len(rows), "a job has two results"
         return {row["job_id"]: row for row in rows}
 
-    async def dead_letters(self, count: int, timeout_s: float = 30.0) -> list[Any]:
+    async def dead_letters(self, count: int, timeout_s: float = PATIENCE_S) -> list[Any]:
         """The first `count` records of the dead-letter topic."""
         consumer = AIOKafkaConsumer(
             self.settings.dead_topic, auto_offset_reset="earliest", **kafka.client_options(self.settings)

@@ -1,5 +1,6 @@
 """A real Apache Kafka: jars from Maven, one KRaft node (broker and controller) on Java, on loopback."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -52,12 +53,15 @@ def _jars(artifact: str, directory: str, *options: str) -> Path:
             raise KafkaUnavailableError(f"Apache Kafka needs {package}: there is no `{program}` on the PATH")
     jars = default_cache_dir() / "kafka" / directory
     if not jars.exists():
-        _fetch(artifact, jars, options)
+        jars.parent.mkdir(parents=True, exist_ok=True)
+        with (jars.parent / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # Maven's own directory is not for two at once
+            if not jars.exists():
+                _fetch(artifact, jars, options)
     return jars
 
 
 def _fetch(artifact: str, jars: Path, options: Sequence[str]) -> None:
-    jars.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=jars.parent, prefix=".fetch-") as scratch:
         pom, fetched = Path(scratch, "pom.xml"), Path(scratch, "jars")
         pom.write_text(POM.format(artifact=artifact, version=VERSION))
@@ -71,11 +75,7 @@ def _fetch(artifact: str, jars: Path, options: Sequence[str]) -> None:
         if maven.returncode != 0:
             said = maven.stdout.strip()[-2000:]
             raise KafkaUnavailableError(f"Maven could not fetch {artifact} {VERSION} of Apache Kafka: {said}")
-        try:
-            fetched.rename(jars)
-        except OSError:
-            if not jars.exists():
-                raise
+        fetched.rename(jars)
 
 
 class ApacheKafka(Server):

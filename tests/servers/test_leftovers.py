@@ -4,27 +4,34 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from services.localstack.processes import started_at
 from tests.waiting import eventually_sync
 
 HANGING_TEST = """
-import sys
+import os, threading
+from pathlib import Path
 
 def test_hangs(postgres_server, embedded_broker, server_room):
-    print("FOUND", server_room.directory, postgres_server.pid, embedded_broker.pid, file=sys.__stdout__, flush=True)
-    sys.__stdin__.read()
+    found = Path(__file__).with_name("found")
+    found.with_suffix(".new").write_text(f"{server_room.directory} {postgres_server.pid} {embedded_broker.pid}")
+    os.replace(found.with_suffix(".new"), found)
+    threading.Event().wait()
 """
 
 
-def test_killed_pytest_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", ["0", "1"], ids=["alone", "one of several"])
+def test_killed_pytest_leaves_nothing(tmp_path: Path, processes: str) -> None:
+    """Also where the tests run in processes that it has started."""
     (tmp_path / "test_hangs.py").write_text(HANGING_TEST)
-    options = ["-s", "-q", "-p", "tests.conftest", "-p", "no:randomly", "-p", "no:cacheprovider"]
+    options = ["-q", "-n", processes, "-p", "tests.conftest", "-p", "no:randomly", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as pytest_process:
-        assert pytest_process.stdout is not None
-        found = next(line for line in pytest_process.stdout if "FOUND" in line).split()
-        directory, *pids = found[found.index("FOUND") + 1 :]
-        assert Path(directory).is_dir()
-        pytest_process.kill()
+    found = tmp_path / "found"
+    with (tmp_path / "said").open("w+") as said, subprocess.Popen(command, stdout=said, stderr=said) as running:
+        eventually_sync(lambda: found.exists() or running.poll() is not None, 120.0, "the servers' start")
+        running.kill()
+    assert found.exists(), (tmp_path / "said").read_text()
+    directory, *pids = found.read_text().split()
     eventually_sync(lambda: not any(started_at(int(pid)) for pid in pids), what="the servers' end")
     eventually_sync(lambda: not Path(directory).exists(), what="the removal of their files")

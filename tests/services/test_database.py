@@ -88,7 +88,7 @@ async def test_who_stands_still_in_a_transaction_does_not_hold_its_rows_for_ever
     settings: Settings, prepare: bool
 ) -> None:
     async with open_pool(settings) as others:
-        quick = settings.model_copy(update={"lease_s": 0.5, "database_timeout_s": 0.5})
+        quick = settings.model_copy(update={"lease_s": 0.5, "database_timeout_s": 1.0})
         async with open_pool(quick) as pool:
             standing_still = stand_still(pool, until=taken(others), prepare=prepare)
             with pytest.raises(RetryableError):
@@ -135,7 +135,7 @@ async def test_copy_works_with_the_codecs(pool: Pool) -> None:
 
 
 async def test_an_exhausted_pool_is_an_error_not_a_hang(settings: Settings) -> None:
-    small = settings.model_copy(update={"database_pool_size": 1, "database_timeout_s": 0.2})
+    small = settings.model_copy(update={"database_pool_size": 1, "database_timeout_s": 1.0})
     async with open_pool(small) as pool, transaction(pool):
         with pytest.raises(RetryableError, match="could not count jobs"):
             async with transaction(pool, "count jobs"):
@@ -143,7 +143,7 @@ async def test_an_exhausted_pool_is_an_error_not_a_hang(settings: Settings) -> N
 
 
 async def test_a_long_statement_is_cut_off(settings: Settings) -> None:
-    async with open_pool(settings.model_copy(update={"database_timeout_s": 0.2})) as pool:
+    async with open_pool(settings.model_copy(update={"database_timeout_s": 1.0})) as pool:
         with pytest.raises(RetryableError, match="could not wait"):
             async with transaction(pool, "wait") as connection:
                 await connection.execute("select pg_sleep(30)")

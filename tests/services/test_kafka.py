@@ -23,6 +23,8 @@ from services import kafka
 from services.errors import ConfigError, InputError, RetryableError, ServiceError
 from services.settings import Settings
 
+pytestmark = pytest.mark.slow
+
 SASL = {
     "kafka_security_protocol": "SASL_SSL",
     "kafka_sasl_mechanism": "SCRAM-SHA-512",

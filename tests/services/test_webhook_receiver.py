@@ -66,6 +66,7 @@ async def test_a_taken_port_a_bad_secret_and_a_bad_host_are_named() -> None:
 @pytest.mark.parametrize(
     ("secret", "problem"),
     [("abc", "begins with whsec_"), ("whsec_?", "not base64"), (SECRET[:20], "copied whole"), ("whsec_", "empty")],
+    ids=["no prefix", "not base64", "cut off", "empty"],  # the secret is another in each process
 )
 def test_the_command_refuses_a_secret_that_cannot_be_one(secret: str, problem: str) -> None:
     refused = CliRunner().invoke(listen, ["--secret", secret])

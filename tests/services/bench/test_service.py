@@ -17,6 +17,8 @@ from services.identifiers import uuid7
 from services.settings import Settings
 from tests.processes import loraq
 
+pytestmark = pytest.mark.slow
+
 PLAN = Plan(jobs=30, paced=10, tenants=("a-1", "a-2"), began_ms=1_790_000_000_000)
 
 

@@ -8,6 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from schemas.common import ErrorCode, Lane
 from services import headers as names
 from services.dlq.choice import Choice
@@ -26,6 +28,8 @@ from tests.integration.world import TENANT, World, job_request, open_world
 from tests.processes import loraq
 from tests.services.dlq.letters import request
 from tests.waiting import eventually
+
+pytestmark = pytest.mark.slow
 
 UNREGISTERED = Rejection(
     Record(Place(Partition("loraq.default.jobs.standard", 0), 7), Lane.STANDARD, None, request(), (), 0),

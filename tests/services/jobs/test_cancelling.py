@@ -20,6 +20,8 @@ from tests.integration.world import TENANT, World, job_request, open_world
 from tests.processes import loraq
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).parents[3] / "docs" / "clients.md").read_text(encoding="utf-8")
 [CANCELLING] = re.findall(r"^```python\n(from services.producer .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiokafka.admin import NewTopic
 from pydantic import SecretStr
 
@@ -22,6 +23,8 @@ from tests.integration.world import TENANT, World, open_world
 from tests.processes import loraq
 from tests.services.dispatcher.conftest import dispatching
 from tests.waiting import eventually
+
+pytestmark = pytest.mark.slow
 
 
 async def run(settings: Settings, *arguments: str) -> "subprocess.CompletedProcess[str]":

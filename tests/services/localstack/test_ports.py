@@ -1,3 +1,4 @@
+import random
 import socket
 
 from services.localstack.ports import accepts_connections, free_ports, is_free
@@ -7,6 +8,15 @@ def test_free_ports_are_different_and_free() -> None:
     ports = free_ports(20)
     assert len(set(ports)) == 20
     assert all(is_free(port) for port in ports)
+
+
+def test_processes_that_seed_random_alike_find_ports_of_their_own() -> None:
+    """As those do that share the tests: what one has found and not yet taken is free for the other too."""
+    found = set()
+    for _ in range(2):
+        random.seed(7)
+        found.add(tuple(free_ports(5)))
+    assert len(found) == 2
 
 
 def test_a_port_that_is_listened_on_is_not_free() -> None:

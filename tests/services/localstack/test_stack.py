@@ -24,7 +24,9 @@ from services.localstack.servers import Broker
 from services.objectstore import open_store
 from services.settings import Settings
 from tests.builders import tiny_llama
-from tests.waiting import eventually_sync
+from tests.waiting import PATIENCE_S, eventually_sync
+
+pytestmark = pytest.mark.slow
 
 UP_TIMEOUT_S = 120.0
 
@@ -158,7 +160,7 @@ def test_ctrl_c_ends_a_stack_in_the_foreground(typed: Typed) -> None:
     with typed.staying() as process:
         pids = typed.server_pids()
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert_nothing_runs(typed, pids)
 
 
@@ -167,7 +169,7 @@ def test_an_interrupted_up_leaves_nothing_running(typed: Typed, number: int) -> 
     with subprocess.Popen(typed.command("up"), cwd=typed.directory, stderr=subprocess.DEVNULL) as process:
         eventually_sync(typed.server_pids, what="the start of the servers")
         process.send_signal(number)
-        assert process.wait(30) != 0
+        assert process.wait(PATIENCE_S) != 0
     eventually_sync(lambda: processes_in(typed.directory) == [], what="the end of all")
 
 

@@ -17,6 +17,8 @@ from services.localstack.servers import ServerError
 from services.localstack.stack import Stack
 from tests.waiting import eventually_sync
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:

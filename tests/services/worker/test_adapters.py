@@ -265,16 +265,16 @@ async def test_an_engine_lost_while_loading_fails_no_job(bench: Bench) -> None:
 
 
 async def test_jobs_of_a_load_that_takes_long_are_parked_and_the_load_goes_on(bench: Bench) -> None:
-    bench.adapters._waits = Waits(5.0, 60.0)
+    bench.adapters._waits = Waits(500.0, 6000.0)
     bench.engine.door.clear()
     first = bench.add("slow")
-    bench.plan(ahead_s=4.0)
+    bench.plan(ahead_s=400.0)
     assert bench.parked == []
-    bench.plan(ahead_s=6.0)
+    bench.plan(ahead_s=600.0)
     [ticket] = bench.parked
     assert (ticket.job, ticket.reason) == (first, "adapter")
-    assert 5.0 < ticket.cold_for_s < 7.0
-    assert ticket.cold_for_s + ticket.delay_s < 60.0
+    assert 500.0 < ticket.cold_for_s < 700.0
+    assert ticket.cold_for_s + ticket.delay_s < 6000.0
     bench.engine.door.set()
     await bench.loaded("slow")
     await eventually(lambda: bench.known == ["slow"], what="its end to be told")

@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.engine.interpreted import check
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_grid_passes_in_the_interpreter(tmp_path: Path) -> None:
