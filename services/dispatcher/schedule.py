@@ -92,7 +92,7 @@ def parse_retry_after(value: str | None, now: datetime) -> timedelta:
 def _until(http_date: str, now: datetime) -> timedelta:
     try:
         moment = parsedate_to_datetime(http_date)
-    except ValueError:
+    except (ValueError, OverflowError):  # the latter for a year that no date can have
         return timedelta(0)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - now
 
