@@ -85,6 +85,7 @@ def _loops(worker: Worker, settings: Settings, producer: object) -> dict[str, Co
     return {
         "poll": worker.consumer.poll(),
         "commit": worker.consumer.commit_often(),
+        "topics": worker.consumer.watch_topics(),
         "accept": worker.acceptor.run(),
         "dead letters": worker.dead_letters.run(producer),
         "feed": worker.runner.feed(),
