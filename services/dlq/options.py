@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from schemas.common import ErrorCode
+from services.assignments import name_and_value
 from services.dlq.choice import Choice
-from services.dlq.edits import parsed_set
 from services.dlq.letters import LetterPlace
 from services.output import moment
+from services.validation import shown
 
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 DEAD_CODES = (ErrorCode.INVALID_MESSAGE, ErrorCode.ID_CONFLICT, ErrorCode.UNAUTHENTICATED)
@@ -42,9 +43,12 @@ def place(text: str) -> LetterPlace:
 def assignment(text: str) -> tuple[str, Any]:
     """`FIELD=VALUE` as path and content."""
     try:
-        return parsed_set(text)
+        path, content = name_and_value(text)
+        if not all(path.split(".")):
+            raise ValueError(f"{shown(path)} is no path of names joined by dots")
     except ValueError as error:
         raise click.BadParameter(f"{error}; for instance adapter=support-tone or sampling.max_tokens=64") from error
+    return path, content
 
 
 FILTERS: Sequence[Decorator] = (
