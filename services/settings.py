@@ -5,6 +5,7 @@ A bad value stops the process at once with one line that names it.
 
 import os
 from functools import cached_property
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -12,7 +13,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from schemas.common import NAME_PATTERN, Lane
-from services.addresses import host_and_port, is_database_url, is_host, is_port
+from services.addresses import host_and_port, is_database_url, is_host, is_http_url, is_port
 from services.errors import ConfigError, MissingSettingError, RetryableError
 from services.locks import is_locked
 from services.validation import shown
@@ -228,6 +229,23 @@ class Settings(BaseSettings):
                 " from 1 to 65535 and / ? # @ : [ ] of a password as %2F and so on"
             )
         return url
+
+    @field_validator("otlp_endpoint", "s3_endpoint")
+    @classmethod
+    def _is_http_url(cls, url: str | None) -> str | None:
+        if url is not None and not is_http_url(url):
+            raise ValueError("it is no URL; write it like http://host:port, with a port from 1 to 65535")
+        return url
+
+    @field_validator("webhook_allow_networks")
+    @classmethod
+    def _are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        for network in networks:
+            try:
+                ip_network(network, strict=False)
+            except ValueError as error:
+                raise ValueError(f"{shown(network)} is not a network; write it as 10.1.0.0/16") from error
+        return networks
 
     @field_validator("http_host")
     @classmethod

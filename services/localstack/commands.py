@@ -73,7 +73,7 @@ def down(directory: Path, delete: bool) -> None:
     such as another stack's directory below its own, is never deleted.
     """
     stack = Stack(directory)
-    if not directory.is_dir():
+    if not stack.files.is_there:
         click.echo(f"There is no stack in {directory}.", err=True)
         return
     with stack.files.exclusively():

@@ -16,8 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from services.errors import ConfigError
+from services.validation import shown
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,16 @@ class StackFiles:
         """Log file of a server or of the supervisor."""
         return self.directory / "logs" / f"{process}.log"
 
+    @property
+    def is_there(self) -> bool:
+        """Whether there is such a directory; raises ConfigError if that cannot be told."""
+        try:
+            return self.directory.is_dir()
+        except OSError as error:
+            raise ConfigError(
+                f"{shown(str(self.directory))} cannot be looked at: {error.strerror}; name another with --dir"
+            ) from error
+
     def create(self) -> None:
         """Make the directory, closed to others and ignored by git. Raises ConfigError if that is impossible."""
         try:
@@ -68,7 +80,7 @@ class StackFiles:
             (self.directory / ".gitignore").write_text("*\n")
         except OSError as error:
             raise ConfigError(
-                f"cannot write to {self.directory}: {error.strerror}; choose another directory with --dir"
+                f"cannot write to {shown(str(self.directory))}: {error.strerror}; choose another directory with --dir"
             ) from error
 
     def delete(self) -> list[Path]:
@@ -95,9 +107,15 @@ class StackFiles:
     @contextmanager
     def exclusively(self) -> Iterator[None]:
         """Keep out every other `loraq up` and `loraq down` of this directory; waits for one that is at work."""
-        with (self.directory / "lock").open("a") as lock:
+        with self._lock() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+    def _lock(self) -> IO[str]:
+        try:
+            return (self.directory / "lock").open("a")
+        except OSError as error:
+            raise ConfigError(f"cannot write to {shown(str(self.directory))}: {error.strerror}") from error
 
 
 def _remove(path: Path) -> None:

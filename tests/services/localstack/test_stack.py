@@ -222,6 +222,13 @@ def test_a_damaged_configuration_is_named(typed: Typed) -> None:
     assert f"loraq: {typed.files.config} is damaged" in refused.stderr
 
 
+def test_a_directory_that_cannot_be_looked_at_is_named(typed: Typed) -> None:
+    ended = typed.run("down", "--dir", "x" * 5000)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("loraq: '")
+    assert ended.stderr.endswith("… cannot be looked at: File name too long; name another with --dir\n")
+
+
 def test_down_deletes_nothing_but_a_stack(typed: Typed) -> None:
     (typed.directory / "photos").mkdir()
     refused = typed.run("down", "--dir", "photos", "--delete")
