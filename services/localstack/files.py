@@ -83,13 +83,22 @@ class StackFiles:
                 f"cannot write to {shown(str(self.directory))}: {error.strerror}; choose another directory with --dir"
             ) from error
 
+    @property
+    def hold_anything(self) -> bool:
+        """Whether a stack was made here, or begun."""
+        return any(path.exists() for path in (self.config, self.running, self.supervisor_lock))
+
+    def check_stack(self) -> None:
+        """Raise ConfigError for a directory that holds no stack."""
+        if not self.config.exists():
+            raise ConfigError(f"{self.directory} holds no stack (no {self.config.name}); it was not deleted")
+
     def delete(self) -> list[Path]:
         """Remove what the stack has made, and the directory unless something else lies in it; returns what does.
 
         Raises ConfigError for a directory that holds no stack.
         """
-        if not self.config.exists():
-            raise ConfigError(f"{self.directory} holds no stack (no {self.config.name}); it was not deleted")
+        self.check_stack()
         unfinished = [path for file in (self.env, self.running, self.config) for path in _unfinished(file)]
         # The configuration tells that this is a stack: it goes late, so that a deletion that failed can be repeated.
         for path in (

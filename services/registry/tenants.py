@@ -8,6 +8,7 @@ from services.database import Connection
 from services.errors import ConfigError, InputError
 from services.registry.names import checked_name, is_name
 from services.secrets import SecretBox, new_producer_key, new_webhook_secret
+from services.validation import shown
 
 INSERT = """
 insert into loraq.tenants (tenant, webhook_secret, producer_key) values ($1, $2, $3)
@@ -81,6 +82,8 @@ async def require_tenant(connection: Connection, tenant: str) -> None:
 
 def unknown_tenant(tenant: str) -> InputError:
     """The error for a tenant that is not there."""
+    if not is_name(tenant):
+        return InputError(f"there is no tenant {shown(tenant)}, and none can have that name; see `loraq tenants list`")
     return InputError(f"there is no tenant {tenant}; add it with `loraq tenants add {tenant}`")
 
 

@@ -234,7 +234,8 @@ def test_down_deletes_nothing_but_a_stack(typed: Typed) -> None:
     refused = typed.run("down", "--dir", "photos", "--delete")
     assert refused.returncode == 1
     assert "holds no stack" in refused.stderr
-    assert (typed.directory / "photos").is_dir()
+    assert typed.run("down", "--dir", "photos").stderr == "There is no stack in photos.\n"
+    assert list((typed.directory / "photos").iterdir()) == [], "it left its lock behind"
 
 
 def test_down_deletes_what_the_stack_made_and_leaves_a_living_stack_below(typed: Typed) -> None:
