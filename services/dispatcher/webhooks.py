@@ -190,8 +190,8 @@ class WebhookLoop:
     def _outcome(self, row: WebhookRow, answer: Answer, duration: timedelta) -> Outcome:
         return decide(
             answer,
-            attempt=row.attempts,
-            created_at=row.created_at,
+            attempt=row.tries,
+            begun_at=row.begun_at,
             policy=self._policy,
             now=row.claimed_at + duration,
             random=random.random(),

@@ -1,8 +1,6 @@
 """Options by which a person says which dead letters are meant."""
 
-import re
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
@@ -11,25 +9,11 @@ from schemas.common import ErrorCode
 from services.assignments import name_and_value
 from services.dlq.choice import Choice
 from services.dlq.letters import LetterPlace
-from services.output import moment
+from services.output import when
 from services.validation import shown
 
-UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 DEAD_CODES = (ErrorCode.INVALID_MESSAGE, ErrorCode.ID_CONFLICT, ErrorCode.UNAUTHENTICATED)
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def when(text: str) -> datetime:
-    """A moment: ISO 8601 (UTC unless it says otherwise), or an age like 90s, 15m, 2h or 7d."""
-    if (age := re.fullmatch(r"(\d{1,6})([smhd])", text)) is not None:
-        try:
-            return datetime.now(UTC) - timedelta(**{UNITS[age[2]]: int(age[1])})
-        except OverflowError as error:
-            raise click.BadParameter(f"{text!r} is longer ago than the year 1; leave it out for all times") from error
-    try:
-        return moment(text)
-    except click.BadParameter as error:
-        raise click.BadParameter(f"{error.message}, and no age like 15m, 2h or 7d") from error
 
 
 def place(text: str) -> LetterPlace:

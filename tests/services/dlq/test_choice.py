@@ -7,7 +7,8 @@ import pytest
 
 from services.dlq.choice import Choice
 from services.dlq.letters import LetterPlace
-from services.dlq.options import assignment, place, when
+from services.dlq.options import assignment, place
+from services.output import when
 from tests.services.dlq.letters import TOPIC, put_aside, request
 
 LETTER = put_aside(request(adapter="tone@3"))
