@@ -20,6 +20,7 @@ from services.validation import shown
 
 GIB = 1024**3
 MIB = 1024**2
+MAX_BYTES = 1024**5
 
 STACK_ENV = Path(".loraq/stack.env")
 SUPERVISOR_LOCK = STACK_ENV.with_name("supervisor.lock")
@@ -98,11 +99,15 @@ class Settings(BaseSettings):
         2048, ge=1, le=1_048_576, description="Tokens in one engine step; no less than LORAQ_MAX_BATCH_SIZE."
     )
     pool_bytes: int = Field(
-        1 * GIB, ge=16 * MIB, description="Memory of the engine's pages, which KV and adapters share, bytes."
+        1 * GIB,
+        ge=16 * MIB,
+        le=MAX_BYTES,
+        description="Memory of the engine's pages, which KV and adapters share, bytes.",
     )
     host_bytes: int = Field(
         2 * GIB,
         ge=16 * MIB,
+        le=MAX_BYTES,
         description="Page-locked memory in which adapters lie ready for a CUDA device, bytes.",
     )
     graphs: bool = Field(True, description="Record decode steps on a CUDA device and play them again.")
@@ -115,10 +120,14 @@ class Settings(BaseSettings):
     cache_dir: Path = Field(
         default_factory=default_cache_dir, description="Directory of staged adapters and converted models."
     )
-    disk_cache_bytes: int = Field(10 * GIB, ge=16 * MIB, description="Budget of the adapter cache on disk, bytes.")
-    host_cache_bytes: int = Field(2 * GIB, ge=16 * MIB, description="Budget of adapters in host memory, bytes.")
+    disk_cache_bytes: int = Field(
+        10 * GIB, ge=16 * MIB, le=MAX_BYTES, description="Budget of the adapter cache on disk, bytes."
+    )
+    host_cache_bytes: int = Field(
+        2 * GIB, ge=16 * MIB, le=MAX_BYTES, description="Budget of adapters in host memory, bytes."
+    )
     adapter_load_timeout_s: Seconds = Field(60.0, description="Longest wait of a job for its adapter, seconds.")
-    max_adapter_bytes: int = Field(2 * GIB, ge=1, description="Largest adapter that is admitted, bytes.")
+    max_adapter_bytes: int = Field(2 * GIB, ge=1, le=MAX_BYTES, description="Largest adapter that is admitted, bytes.")
 
     worker_id: str | None = Field(None, description="Name of this worker; host name and process id unless given.")
     lanes: tuple[Lane, ...] = Field(
@@ -147,7 +156,7 @@ class Settings(BaseSettings):
     progress_timeout_s: float = Field(
         120.0, ge=5, le=3600, description="Standstill with work to do after which a worker ends itself, seconds."
     )
-    max_result_bytes: int = Field(1 * MIB, ge=1024, description="Largest output text, bytes of UTF-8.")
+    max_result_bytes: int = Field(1 * MIB, ge=1024, le=MAX_BYTES, description="Largest output text, bytes of UTF-8.")
     require_signed_jobs: bool = Field(False, description="Refuse records without a valid loraq-signature header.")
     breaker_min_jobs: int = Field(
         40, ge=0, le=100_000, description="Jobs in the window from which the breaker judges; 0 switches it off."

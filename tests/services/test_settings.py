@@ -29,6 +29,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> str:
         ("LORAQ_S3_ENDPOINT", "s3.example", "it is no URL"),
         ("LORAQ_S3_ENDPOINT", "http://", "it is no URL"),
         ("LORAQ_WEBHOOK_ALLOW_NETWORKS", '["10.0.0.0/99"]', "'10.0.0.0/99' is not a network; write it as 10.1.0.0/16"),
+        ("LORAQ_POOL_BYTES", "9" * 20, "Input should be less than or equal to 1125899906842624"),
         ("LORAQ_LEASE_S", "0.0001", "Input should be greater than or equal to 1 (got '0.0001')"),
         ("LORAQ_KAFKA_SESSION_TIMEOUT_S", "0.1", "Input should be greater than or equal to 1"),
         ("LORAQ_DATABASE_TIMEOUT_S", "0.0001", "Input should be greater than or equal to 0.01"),
