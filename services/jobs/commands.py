@@ -182,6 +182,8 @@ def show(
     if job_id is None:
         context.invoke(list_, tenant=tenant, state=state, limit=limit, as_json=as_json)
         return
+    if state is not None:
+        raise click.UsageError("--state chooses from the list; it does not go with JOB_ID.")
     for row in on_database(lambda connection: show_job(connection, job_id, tenant)):
         if as_json:
             print_json(row)

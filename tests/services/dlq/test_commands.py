@@ -72,6 +72,8 @@ async def letters_are_listed(settings: Settings) -> None:
     assert "invalid_message" not in table
     shown = await dlq(settings, "show", garbage["letter"])
     assert "value_base64" in shown.stdout
+    unsent = await dlq(settings, "replay", "--letter", "0:999")
+    assert (unsent.returncode, "none of the letters named is in" in unsent.stderr) == (1, True)
     absent = await dlq(settings, "show", "0:999")
     assert absent.stderr.startswith("loraq: there is no dead letter 0:999")
 

@@ -201,6 +201,8 @@ async def test_a_wait_that_no_worker_ends_says_so_meanwhile(settings: Settings) 
 def test_wrong_usage_is_status_2(settings: Settings) -> None:
     assert loraq("submit", "--tenant", TENANT, settings=settings).returncode == 2
     assert loraq("jobs", "not-a-uuid", settings=settings).returncode == 2
+    with_state = loraq("jobs", str(uuid7()), "--state", "failed", settings=settings)
+    assert (with_state.returncode, "does not go with JOB_ID" in with_state.stderr) == (2, True)
     assert (
         "for instance ticket=17" in loraq("submit", "--prompt", "x", "--metadata", "ticket", settings=settings).stderr
     )
