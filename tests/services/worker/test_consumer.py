@@ -14,6 +14,7 @@ from services.settings import Settings
 from services.worker.consumer import JOINED_PER_JOB, Counts, JobConsumer, Listener
 from services.worker.jobs import Record
 from services.worker.ledger import Ledger, Partition, Place
+from tests.topics import make_anew
 from tests.waiting import eventually
 
 
@@ -206,18 +207,6 @@ async def test_where_nothing_is_committed_any_more_nothing_known_before_counts(
         await reader.consumer.on_partitions_assigned(assigned)
         await reader.has(place, [0, 1, 2, 0, 1, 2])
         assert place in reader.displaced
-
-
-async def make_anew(settings: Settings, topic: str) -> None:
-    """Delete a topic, and make it again once no broker lists it any more."""
-    async with kafka.admin(settings) as admin:
-        await admin.delete_topics([topic])
-
-        async def is_gone() -> bool:
-            return topic not in await admin.list_topics()
-
-        await eventually(is_gone, what="the topic to be gone")
-    await kafka.ensure_topics(settings)
 
 
 async def test_a_topic_that_is_made_anew_is_read_from_its_beginning(
