@@ -36,6 +36,16 @@ def host_and_port(address: str) -> tuple[str, str]:
     return host, port
 
 
+def is_http_url(url: str) -> bool:
+    """Whether the text is http://… or https://… with a host and, if any, a port to connect to."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    host, port = host_and_port(parts.netloc.rpartition("@")[2])
+    return parts.scheme in ("http", "https") and is_host(host) and (not port or is_port(port))
+
+
 def is_database_url(url: str) -> bool:
     """Whether a Postgres client can read all of it: several hosts, sockets and `?port=` included."""
     try:

@@ -20,6 +20,7 @@ COMMANDS = {
     "registrar": ("services.registry.commands:registrar", "Process: admit pushed adapters."),
     "tenants": ("services.registry.commands:tenants", "Add and list tenants."),
     "adapters": ("services.registry.commands:adapters", "Push adapters; decide which are served."),
+    "webhooks": ("services.webhooks.commands:webhooks", "See webhooks that did not arrive; send them again."),
     "endpoints": ("services.registry.commands:endpoints", "Register addresses for webhooks."),
     "submit": ("services.jobs.commands:submit", "Submit one job, or a file of them."),
     "jobs": ("services.jobs.commands:jobs", "Look at jobs and their outputs; cancel, replay."),

@@ -112,6 +112,11 @@ def control_consumer(settings: Settings) -> Any:
     )
 
 
+def look_again(consumer: Any) -> None:
+    """Have a consumer look soon which topics and partitions there are."""
+    consumer._client.force_metadata_update()  # noqa: SLF001  # the library has no other way to say it
+
+
 async def commits_of(consumer: Any, partitions: list[Any]) -> dict[Any, tuple[int, str]]:
     """Committed position and metadata of those partitions that have one; waits for as long as the broker is away."""
     coordinator = consumer._coordinator  # noqa: SLF001  # the library's own `committed` leaves the metadata out

@@ -229,7 +229,7 @@ async def open_store(settings: Settings) -> AsyncIterator[ObjectStore]:
 
 def _client(settings: Settings) -> "S3Client":
     secret = settings.s3_secret_key.get_secret_value() if settings.s3_secret_key else None
-    with translated("set up the S3 client (LORAQ_S3_ENDPOINT)"):
+    with translated("set up the S3 client (LORAQ_S3_ENDPOINT, LORAQ_S3_REGION)"):
         return boto3.session.Session().client(
             "s3",
             endpoint_url=settings.s3_endpoint,

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -19,6 +19,7 @@ from services.settings import MAX_S, Settings, load_settings
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 T = TypeVar("T")
 
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -51,6 +52,19 @@ def moment(text: str) -> datetime:
     except ValueError as error:
         raise click.BadParameter(f"{text!r} is no time like 2026-12-01T08:30:00Z") from error
     return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def when(text: str) -> datetime:
+    """A moment: ISO 8601 (UTC unless it says otherwise), or an age like 90s, 15m, 2h or 7d."""
+    if (age := re.fullmatch(r"(\d{1,6})([smhd])", text)) is not None:
+        try:
+            return datetime.now(UTC) - timedelta(**{UNITS[age[2]]: int(age[1])})
+        except OverflowError as error:
+            raise click.BadParameter(f"{text!r} is longer ago than the year 1; leave it out for all times") from error
+    try:
+        return moment(text)
+    except click.BadParameter as error:
+        raise click.BadParameter(f"{error.message}, and no age like 15m, 2h or 7d") from error
 
 
 def on_database(action: Callable[[Connection], Awaitable[T]], settings: Settings | None = None) -> T:

@@ -5,6 +5,7 @@ A bad value stops the process at once with one line that names it.
 
 import os
 from functools import cached_property
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -12,13 +13,14 @@ from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from schemas.common import NAME_PATTERN, Lane
-from services.addresses import host_and_port, is_database_url, is_host, is_port
+from services.addresses import host_and_port, is_database_url, is_host, is_http_url, is_port
 from services.errors import ConfigError, MissingSettingError, RetryableError
 from services.locks import is_locked
 from services.validation import shown
 
 GIB = 1024**3
 MIB = 1024**2
+MAX_BYTES = 1024**5
 
 STACK_ENV = Path(".loraq/stack.env")
 SUPERVISOR_LOCK = STACK_ENV.with_name("supervisor.lock")
@@ -97,11 +99,15 @@ class Settings(BaseSettings):
         2048, ge=1, le=1_048_576, description="Tokens in one engine step; no less than LORAQ_MAX_BATCH_SIZE."
     )
     pool_bytes: int = Field(
-        1 * GIB, ge=16 * MIB, description="Memory of the engine's pages, which KV and adapters share, bytes."
+        1 * GIB,
+        ge=16 * MIB,
+        le=MAX_BYTES,
+        description="Memory of the engine's pages, which KV and adapters share, bytes.",
     )
     host_bytes: int = Field(
         2 * GIB,
         ge=16 * MIB,
+        le=MAX_BYTES,
         description="Page-locked memory in which adapters lie ready for a CUDA device, bytes.",
     )
     graphs: bool = Field(True, description="Record decode steps on a CUDA device and play them again.")
@@ -117,10 +123,14 @@ class Settings(BaseSettings):
     cache_dir: Path = Field(
         default_factory=default_cache_dir, description="Directory of staged adapters and converted models."
     )
-    disk_cache_bytes: int = Field(10 * GIB, ge=16 * MIB, description="Budget of the adapter cache on disk, bytes.")
-    host_cache_bytes: int = Field(2 * GIB, ge=16 * MIB, description="Budget of adapters in host memory, bytes.")
+    disk_cache_bytes: int = Field(
+        10 * GIB, ge=16 * MIB, le=MAX_BYTES, description="Budget of the adapter cache on disk, bytes."
+    )
+    host_cache_bytes: int = Field(
+        2 * GIB, ge=16 * MIB, le=MAX_BYTES, description="Budget of adapters in host memory, bytes."
+    )
     adapter_load_timeout_s: Seconds = Field(60.0, description="Longest wait of a job for its adapter, seconds.")
-    max_adapter_bytes: int = Field(2 * GIB, ge=1, description="Largest adapter that is admitted, bytes.")
+    max_adapter_bytes: int = Field(2 * GIB, ge=1, le=MAX_BYTES, description="Largest adapter that is admitted, bytes.")
 
     worker_id: str | None = Field(None, description="Name of this worker; host name and process id unless given.")
     lanes: tuple[Lane, ...] = Field(
@@ -149,7 +159,7 @@ class Settings(BaseSettings):
     progress_timeout_s: float = Field(
         120.0, ge=5, le=3600, description="Standstill with work to do after which a worker ends itself, seconds."
     )
-    max_result_bytes: int = Field(1 * MIB, ge=1024, description="Largest output text, bytes of UTF-8.")
+    max_result_bytes: int = Field(1 * MIB, ge=1024, le=MAX_BYTES, description="Largest output text, bytes of UTF-8.")
     require_signed_jobs: bool = Field(False, description="Refuse records without a valid loraq-signature header.")
     breaker_min_jobs: int = Field(
         40, ge=0, le=100_000, description="Jobs in the window from which the breaker judges; 0 switches it off."
@@ -231,6 +241,23 @@ class Settings(BaseSettings):
                 " from 1 to 65535 and / ? # @ : [ ] of a password as %2F and so on"
             )
         return url
+
+    @field_validator("otlp_endpoint", "s3_endpoint")
+    @classmethod
+    def _is_http_url(cls, url: str | None) -> str | None:
+        if url is not None and not is_http_url(url):
+            raise ValueError("it is no URL; write it like http://host:port, with a port from 1 to 65535")
+        return url
+
+    @field_validator("webhook_allow_networks")
+    @classmethod
+    def _are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        for network in networks:
+            try:
+                ip_network(network, strict=False)
+            except ValueError as error:
+                raise ValueError(f"{shown(network)} is not a network; write it as 10.1.0.0/16") from error
+        return networks
 
     @field_validator("http_host")
     @classmethod

@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import for_code
 
 from services import header_names, kafka
-from services.errors import InputError, RetryableError
+from services.errors import ConfigError, InputError, RetryableError
 from services.settings import Settings
 
 POLL_MS = 200
@@ -30,6 +30,17 @@ async def partitions_of(settings: Settings, topic: str) -> list[int]:
     if code := described["error_code"]:
         raise kafka.translated(for_code(code)(topic), settings)
     return sorted(partition["partition"] for partition in described["partitions"])
+
+
+async def require_topics(settings: Settings, topics: Collection[str]) -> None:
+    """Raise ConfigError naming the topics that are not there: a consumer would wait for them, or a broker make them."""
+    async with kafka.admin(settings) as admin:
+        if missing := sorted(set(topics) - set(await admin.list_topics())):
+            raise ConfigError(
+                f"there is no topic {' and no '.join(missing)} on {settings.kafka_bootstrap}; make them with `loraq"
+                f" topics`, let this user describe them, or correct LORAQ_POOL={settings.pool} or"
+                f" LORAQ_TOPIC_PREFIX={settings.topic_prefix}"
+            )
 
 
 async def scan(

@@ -12,6 +12,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from yarl import URL
 
+from services.addresses import is_host
 from services.dispatcher.outcome import HOW_TO_ALLOW, NotAllowed, Unsendable
 from services.errors import ConfigError
 
@@ -111,7 +112,7 @@ class AddressGuard:
         """Literal addresses are checked, other ways to write a number refused; names are resolved later."""
         if ":" in host or "%" in host or _reads_as_number(host):
             return None if self.allows(host) else NotAllowed(host)
-        return None if HOST_NAME.fullmatch(host) else Unsendable("the URL's host is not a host name")
+        return None if HOST_NAME.fullmatch(host) and is_host(host) else Unsendable("the URL's host is not a host name")
 
 
 def parse_url(target: str) -> URL | Unsendable:

@@ -41,7 +41,8 @@ update loraq.outbox claimed
 set attempts = claimed.attempts + 1, next_attempt_at = now() + $8
 from due where claimed.id = due.id
 returning claimed.id, claimed.event_id, claimed.tenant, claimed.job_id, claimed.body, claimed.target,
-    claimed.traceparent, claimed.attempts, claimed.created_at, now() as claimed_at,
+    claimed.traceparent, claimed.attempts, claimed.attempts - claimed.attempts_before as tries,
+    coalesce(claimed.resent_at, claimed.created_at) as begun_at, now() as claimed_at,
     lower(split_part(claimed.target, '/', 3)) as host,
     (select webhook_secret from loraq.tenants where tenants.tenant = claimed.tenant) as sealed_secret
 """
@@ -110,7 +111,11 @@ from loraq.outbox where state = 'pending' and pool = $1 group by kind
 
 @dataclass(frozen=True)
 class WebhookRow:
-    """A claimed webhook; `attempts` counts this attempt, `host` is the host and port as the claim groups them."""
+    """A claimed webhook; `attempts` counts this attempt, `host` is the host and port as the claim groups them.
+
+    `tries` counts it in the present schedule, which began at `begun_at`: when the job ended, or when a person had the
+    webhook sent again.
+    """
 
     id: int
     event_id: UUID
@@ -120,7 +125,8 @@ class WebhookRow:
     target: str
     traceparent: str | None
     attempts: int
-    created_at: datetime
+    tries: int
+    begun_at: datetime
     claimed_at: datetime
     host: str
     sealed_secret: bytes | None

@@ -27,7 +27,7 @@ MAX_RETRY_AFTER = timedelta(days=1)
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """`delays[i]` follows attempt i + 1, the last one every later attempt; `ttl` counts from the row's creation."""
+    """`delays[i]` follows attempt i + 1, the last one every later attempt; `ttl` counts from its beginning."""
 
     delays: tuple[timedelta, ...]
     max_attempts: int
@@ -35,7 +35,7 @@ class RetryPolicy:
 
 
 def decide(
-    answer: Answer, *, attempt: int, created_at: datetime, policy: RetryPolicy, now: datetime, random: float
+    answer: Answer, *, attempt: int, begun_at: datetime, policy: RetryPolicy, now: datetime, random: float
 ) -> Outcome:
     """What follows from the answer to attempt number `attempt` (from 1); `random` is uniform in [0, 1)."""
     match answer:
@@ -49,16 +49,16 @@ def decide(
             return Failed("HTTP 410: the receiver wants no more of these")
         case Answered(status, retry_after):
             asked = parse_retry_after(retry_after, now)
-            return _again(_sentence(status), asked, attempt, created_at, policy, now, random)
+            return _again(_sentence(status), asked, attempt, begun_at, policy, now, random)
         case Unreachable(reason):
-            return _again(reason, timedelta(0), attempt, created_at, policy, now, random)
+            return _again(reason, timedelta(0), attempt, begun_at, policy, now, random)
 
 
 def _again(
     reason: str,
     asked: timedelta,
     attempt: int,
-    created_at: datetime,
+    begun_at: datetime,
     policy: RetryPolicy,
     now: datetime,
     random: float,
@@ -66,8 +66,8 @@ def _again(
     if attempt >= policy.max_attempts:
         return Failed(f"{reason}; given up after {attempt} attempts")
     after = max(backoff(attempt, policy, random), asked)
-    if now + after > created_at + policy.ttl:
-        return Failed(f"{reason}; given up {policy.ttl} after the job finished")
+    if now + after > begun_at + policy.ttl:
+        return Failed(f"{reason}; given up {policy.ttl} after its first attempt was due")
     return Retry(after, reason)
 
 
@@ -92,7 +92,7 @@ def parse_retry_after(value: str | None, now: datetime) -> timedelta:
 def _until(http_date: str, now: datetime) -> timedelta:
     try:
         moment = parsedate_to_datetime(http_date)
-    except ValueError:
+    except (ValueError, OverflowError):  # the latter for a year that no date can have
         return timedelta(0)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - now
 

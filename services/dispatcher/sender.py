@@ -80,7 +80,7 @@ def explain(error: aiohttp.ClientError | OSError | ValueError, timeout_s: float)
             return Unreachable("the host name could not be resolved")
         case aiohttp.ClientConnectorError():
             return Unreachable(f"could not connect: {_cause(error.os_error)}")
-        case aiohttp.ServerDisconnectedError() | ConnectionError():
+        case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError() | ConnectionError():
             return Unreachable("the connection was closed before an answer")
         case _:
             return Unreachable("the answer is not valid HTTP")

@@ -33,6 +33,7 @@ MAX_CLAIM = 100
 CLAIM_SLACK = timedelta(seconds=30)
 RECORD_PAUSES_S = (0.1, 1.0, 5.0)  # together well within the slack
 NO_SECRET = "the tenant's webhook secret cannot be used; the operator is told"  # noqa: S105  # a sentence
+BROKE = "the attempt broke; the operator is told"
 _log = telemetry.get_logger()
 
 
@@ -174,12 +175,23 @@ class WebhookLoop:
                 reason=str(error),
             )
             return Unreachable(NO_SECRET)
+        except Exception as error:  # whatever a receiver did to us: it counts as an attempt, so that it ends some time
+            telemetry.alarm(
+                _log,
+                "Webhook attempt broke",
+                action="webhook_broke",
+                tenant=row.tenant,
+                webhook_id=str(row.event_id),
+                reason=repr(error),
+                exc_info=error,
+            )
+            return Unreachable(BROKE)
 
     def _outcome(self, row: WebhookRow, answer: Answer, duration: timedelta) -> Outcome:
         return decide(
             answer,
-            attempt=row.attempts,
-            created_at=row.created_at,
+            attempt=row.tries,
+            begun_at=row.begun_at,
             policy=self._policy,
             now=row.claimed_at + duration,
             random=random.random(),

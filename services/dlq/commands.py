@@ -140,11 +140,14 @@ def replay(
         raise click.UsageError("--edit gives the whole value: it goes neither with --set nor with --unset.")
     edit = Edit(file.read_bytes() if file else None, tuple(sets), tuple(unsets))
     wish = Wish(choice, edit, Lane(lane) if lane else None, limit, force, sign, again, dry_run)
-    counts = asyncio.run(_replay(load_settings(), wish, as_json=as_json))
+    settings = load_settings()
+    counts = asyncio.run(_replay(settings, wish, as_json=as_json))
     click.echo(
         ", ".join(f"{counts[key]} {OUTCOMES[key]}" for key in OUTCOMES if counts[key]) or "No such dead letter.",
         err=True,
     )
+    if choice.places and not counts:
+        raise InputError(f"none of the letters named is in {settings.dead_topic}; see `loraq dlq list`")
     if counts["refused"]:
         raise InputError(f"{counts['refused']} of {counts.total()} dead letters were not sent back")
 

@@ -46,19 +46,6 @@ class Edit:
             raise InputError("fields cannot be edited like this: its value would be nested too deeply") from error
 
 
-def parsed_set(text: str) -> tuple[str, Any]:
-    """`path=JSON`, or `path=text` where it is not JSON; raises ValueError, also for JSON that is nested too deeply."""
-    path, equals, content = text.partition("=")
-    if not equals or not all(path.split(".")):
-        raise ValueError(f"{text!r} is not FIELD=VALUE")
-    try:
-        return path, json.loads(content)
-    except RecursionError as error:
-        raise ValueError(f"the value of {path} is nested too deeply") from error
-    except ValueError:
-        return path, content
-
-
 def why_invalid(value: bytes | None) -> str | None:
     """What is wrong with a value as a job request by this version of loraq; None if nothing is."""
     if value is None:

@@ -1,34 +1,19 @@
 """Options by which a person says which dead letters are meant."""
 
-import re
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
 
 from schemas.common import ErrorCode
+from services.assignments import name_and_value
 from services.dlq.choice import Choice
-from services.dlq.edits import parsed_set
 from services.dlq.letters import LetterPlace
-from services.output import moment
+from services.output import when
+from services.validation import shown
 
-UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 DEAD_CODES = (ErrorCode.INVALID_MESSAGE, ErrorCode.ID_CONFLICT, ErrorCode.UNAUTHENTICATED)
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def when(text: str) -> datetime:
-    """A moment: ISO 8601 (UTC unless it says otherwise), or an age like 90s, 15m, 2h or 7d."""
-    if (age := re.fullmatch(r"(\d{1,6})([smhd])", text)) is not None:
-        try:
-            return datetime.now(UTC) - timedelta(**{UNITS[age[2]]: int(age[1])})
-        except OverflowError as error:
-            raise click.BadParameter(f"{text!r} is longer ago than the year 1; leave it out for all times") from error
-    try:
-        return moment(text)
-    except click.BadParameter as error:
-        raise click.BadParameter(f"{error.message}, and no age like 15m, 2h or 7d") from error
 
 
 def place(text: str) -> LetterPlace:
@@ -42,9 +27,12 @@ def place(text: str) -> LetterPlace:
 def assignment(text: str) -> tuple[str, Any]:
     """`FIELD=VALUE` as path and content."""
     try:
-        return parsed_set(text)
+        path, content = name_and_value(text)
+        if not all(path.split(".")):
+            raise ValueError(f"{shown(path)} is no path of names joined by dots")
     except ValueError as error:
         raise click.BadParameter(f"{error}; for instance adapter=support-tone or sampling.max_tokens=64") from error
+    return path, content
 
 
 FILTERS: Sequence[Decorator] = (

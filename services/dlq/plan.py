@@ -10,9 +10,11 @@ from services.dlq.edits import Edit, why_invalid
 from services.dlq.letters import Letter
 from services.errors import InputError
 from services.headers import Origin, RawHeaders
+from services.registry.tenants import ProducerKeys, damaged_key
 from services.signing import SIGNATURE_HEADER, signature
 from services.validation import said_by
 
+NO_KEYS = ProducerKeys({}, frozenset())
 FAIL_AGAIN = (ErrorCode.INVALID_MESSAGE, ErrorCode.ID_CONFLICT)
 
 
@@ -29,7 +31,7 @@ class Order:
     force: bool = False
     sign: bool = False
     demands_signature: bool = False
-    producer_keys: Mapping[str, bytes] | None = None
+    producer_keys: ProducerKeys | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +115,11 @@ def _signed(letter: Letter, order: Order, value: bytes | None) -> RawHeaders:
     """A signature of the edited value. To sign is to vouch for the record, so it is done when asked for only."""
     if not order.sign:
         raise InputError("its signature does not hold for an edited value; --sign makes one in the tenant's name")
-    tenant, *_ = said_by(letter.key, value)
-    key = (order.producer_keys or {}).get(tenant or "")
-    if key is None:
+    tenant = said_by(letter.key, value)[0] or ""
+    keys = order.producer_keys or NO_KEYS
+    if tenant in keys.damaged:
+        raise InputError(f"it cannot be signed: {damaged_key(tenant)}")
+    if tenant not in keys.opened:
         raise InputError(f"it cannot be signed: there is no active tenant {tenant!r}")
+    key = keys.opened[tenant]
     return ((SIGNATURE_HEADER, signature(key, value or b"").encode()),)

@@ -9,6 +9,7 @@ from uuid import UUID
 import click
 
 from schemas.common import JobState, Lane
+from services.assignments import name_and_value
 from services.output import DURATION_S, moment
 from services.settings import load_settings
 
@@ -30,12 +31,10 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Machine-read
 
 def metadata_entry(text: str) -> tuple[str, Any]:
     """`KEY=VALUE` as key and content."""
-    from services.dlq.edits import parsed_set
-
     try:
-        return parsed_set(text)
+        return name_and_value(text)
     except ValueError as error:
-        raise click.BadParameter(f"{text!r} is not KEY=VALUE, for instance ticket=17") from error
+        raise click.BadParameter(f"{error}; for instance ticket=17") from error
 
 
 @click.command()
@@ -183,6 +182,8 @@ def show(
     if job_id is None:
         context.invoke(list_, tenant=tenant, state=state, limit=limit, as_json=as_json)
         return
+    if state is not None:
+        raise click.UsageError("--state chooses from the list; it does not go with JOB_ID.")
     for row in on_database(lambda connection: show_job(connection, job_id, tenant)):
         if as_json:
             print_json(row)

@@ -1,10 +1,10 @@
 """The webhooks of a job, for people who look at it: what became of each so far."""
 
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import UUID
 
 from services.database import Connection
+from services.webhooks.listing import host_of
 
 COLUMNS = {
     "host": "webhook to",
@@ -41,11 +41,4 @@ async def deliveries_of(connection: Connection, tenant: str, job_id: UUID) -> li
     `outcome` is that of the newest attempt, `pending` before the first.
     """
     rows = [dict(row) for row in await connection.fetch(SELECT, tenant, job_id)]
-    return [{"host": _host(row["url"])} | {name: row[name] for name in list(COLUMNS)[1:]} for row in rows]
-
-
-def _host(url: str) -> str:
-    try:
-        return urlsplit(url).netloc.rpartition("@")[2]
-    except ValueError:
-        return "?"
+    return [{"host": host_of(row["url"])} | {name: row[name] for name in list(COLUMNS)[1:]} for row in rows]

@@ -13,7 +13,7 @@ from services.errors import InputError
 from services.identifiers import uuid7
 from services.jobs.finding import Found, Wanted, find_record
 from services.producer import JobProducer, Receipt
-from services.registry.tenants import producer_keys
+from services.registry.tenants import damaged_key, producer_keys
 from services.secrets import SecretBox
 from services.settings import Settings
 from services.signing import SIGNATURE_HEADER
@@ -115,6 +115,8 @@ async def _signing_key(pool: Pool, settings: Settings, found: Found, tenant: str
         return None
     async with transaction(pool, "look up the tenant's key") as connection:
         keys = await producer_keys(connection, SecretBox(settings.secret_key), [tenant])
-    if tenant not in keys:
+    if tenant in keys.damaged:
+        raise InputError(f"the job cannot be signed in its tenant's name: {damaged_key(tenant)}")
+    if tenant not in keys.opened:
         raise InputError(f"tenant {tenant} is disabled, so the job cannot be signed in its name")
-    return keys[tenant].decode()
+    return keys.opened[tenant].decode()

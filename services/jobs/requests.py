@@ -29,7 +29,20 @@ def webhook_of(target: str | None) -> dict[str, str] | None:
 
 def one_request(fields: Mapping[str, Any]) -> JobRequest:
     """A request of these fields, None left out; raises InputError naming the first that is wrong."""
-    return _validated(json.dumps(_given(fields)), "the job")
+    given = _given(fields)
+    for name, value in given.items():
+        _check_unicode(name, value)
+    return _validated(json.dumps(given), "the job")
+
+
+def _check_unicode(name: str, value: Any) -> None:
+    """Bytes of the command line that are not UTF-8, and halves of surrogate pairs: no text in JSON can hold them."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"the job: field {name!r} is not UTF-8, or holds half a surrogate pair; write it again"
+        ) from error
 
 
 def requests_of(lines: Iterable[str], name: str, defaults: Mapping[str, Any]) -> list[JobRequest]:

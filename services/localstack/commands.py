@@ -73,9 +73,11 @@ def down(directory: Path, delete: bool) -> None:
     such as another stack's directory below its own, is never deleted.
     """
     stack = Stack(directory)
-    if not directory.is_dir():
+    if not stack.files.is_there or not (delete or stack.files.hold_anything):
         click.echo(f"There is no stack in {directory}.", err=True)
         return
+    if delete:
+        stack.files.check_stack()
     with stack.files.exclusively():
         ended = stack.take_down()
         click.echo("The stack is down." if ended else f"No stack was running in {directory}.", err=True)

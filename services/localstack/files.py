@@ -16,8 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from services.errors import ConfigError
+from services.validation import shown
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,16 @@ class StackFiles:
         """Log file of a server or of the supervisor."""
         return self.directory / "logs" / f"{process}.log"
 
+    @property
+    def is_there(self) -> bool:
+        """Whether there is such a directory; raises ConfigError if that cannot be told."""
+        try:
+            return self.directory.is_dir()
+        except OSError as error:
+            raise ConfigError(
+                f"{shown(str(self.directory))} cannot be looked at: {error.strerror}; name another with --dir"
+            ) from error
+
     def create(self) -> None:
         """Make the directory, closed to others and ignored by git. Raises ConfigError if that is impossible."""
         try:
@@ -68,16 +80,25 @@ class StackFiles:
             (self.directory / ".gitignore").write_text("*\n")
         except OSError as error:
             raise ConfigError(
-                f"cannot write to {self.directory}: {error.strerror}; choose another directory with --dir"
+                f"cannot write to {shown(str(self.directory))}: {error.strerror}; choose another directory with --dir"
             ) from error
+
+    @property
+    def hold_anything(self) -> bool:
+        """Whether a stack was made here, or begun."""
+        return any(path.exists() for path in (self.config, self.running, self.supervisor_lock))
+
+    def check_stack(self) -> None:
+        """Raise ConfigError for a directory that holds no stack."""
+        if not self.config.exists():
+            raise ConfigError(f"{self.directory} holds no stack (no {self.config.name}); it was not deleted")
 
     def delete(self) -> list[Path]:
         """Remove what the stack has made, and the directory unless something else lies in it; returns what does.
 
         Raises ConfigError for a directory that holds no stack.
         """
-        if not self.config.exists():
-            raise ConfigError(f"{self.directory} holds no stack (no {self.config.name}); it was not deleted")
+        self.check_stack()
         unfinished = [path for file in (self.env, self.running, self.config) for path in _unfinished(file)]
         # The configuration tells that this is a stack: it goes late, so that a deletion that failed can be repeated.
         for path in (
@@ -95,9 +116,15 @@ class StackFiles:
     @contextmanager
     def exclusively(self) -> Iterator[None]:
         """Keep out every other `loraq up` and `loraq down` of this directory; waits for one that is at work."""
-        with (self.directory / "lock").open("a") as lock:
+        with self._lock() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+    def _lock(self) -> IO[str]:
+        try:
+            return (self.directory / "lock").open("a")
+        except OSError as error:
+            raise ConfigError(f"cannot write to {shown(str(self.directory))}: {error.strerror}") from error
 
 
 def _remove(path: Path) -> None:

@@ -1,6 +1,6 @@
 """Tenants and their two secrets: one signs webhooks to them, one signs records from them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -8,6 +8,7 @@ from services.database import Connection
 from services.errors import ConfigError, InputError
 from services.registry.names import checked_name, is_name
 from services.secrets import SecretBox, new_producer_key, new_webhook_secret
+from services.validation import shown
 
 INSERT = """
 insert into loraq.tenants (tenant, webhook_secret, producer_key) values ($1, $2, $3)
@@ -81,6 +82,8 @@ async def require_tenant(connection: Connection, tenant: str) -> None:
 
 def unknown_tenant(tenant: str) -> InputError:
     """The error for a tenant that is not there."""
+    if not is_name(tenant):
+        return InputError(f"there is no tenant {shown(tenant)}, and none can have that name; see `loraq tenants list`")
     return InputError(f"there is no tenant {tenant}; add it with `loraq tenants add {tenant}`")
 
 
@@ -110,17 +113,30 @@ async def check_secret_key(connection: Connection, box: SecretBox) -> None:
         ) from problem
 
 
-async def producer_keys(connection: Connection, box: SecretBox, tenants: Collection[str]) -> dict[str, bytes]:
-    """HMAC key of each of the tenants that exist and are not disabled, in one query.
+@dataclass(frozen=True)
+class ProducerKeys:
+    """HMAC keys by tenant, and tenants whose key is damaged."""
 
-    Raises ConfigError naming the tenant whose key cannot be opened.
+    opened: Mapping[str, bytes]
+    damaged: frozenset[str]
+
+
+async def producer_keys(connection: Connection, box: SecretBox, tenants: Collection[str]) -> ProducerKeys:
+    """Those of the tenants that exist and are not disabled, in one query.
+
+    Raises ConfigError where LORAQ_SECRET_KEY is another one than the tenants' secrets were sealed with.
     """
-    rows = await connection.fetch(PRODUCER_KEYS, sorted(filter(is_name, set(tenants))))
-    return {row["tenant"]: _opened(box, row["tenant"], row["producer_key"]) for row in rows}
+    opened, damaged = {}, set()
+    for row in await connection.fetch(PRODUCER_KEYS, sorted(filter(is_name, set(tenants)))):
+        try:
+            opened[row["tenant"]] = box.open(row["producer_key"])
+        except ConfigError:
+            damaged.add(row["tenant"])
+    if damaged:
+        await check_secret_key(connection, box)
+    return ProducerKeys(opened, frozenset(damaged))
 
 
-def _opened(box: SecretBox, tenant: str, sealed: bytes) -> bytes:
-    try:
-        return box.open(sealed)
-    except ConfigError as error:
-        raise ConfigError(f"the producer key of tenant {tenant!r} cannot be opened: {error}") from error
+def damaged_key(tenant: str) -> str:
+    """What is wrong with a tenant's producer key, and what to do."""
+    return f"the producer key of tenant {tenant!r} is damaged in the database; restore it from a backup"

@@ -14,6 +14,7 @@ from services.objectstore import open_store
 from services.registry.base import load_base
 from services.settings import Settings
 from services.staging import Stager
+from services.topics import require_topics
 from services.worker.cancellation import CHANNEL
 from services.worker.engine_process import REAL_ENGINE
 from services.worker.progress import watch_progress
@@ -31,6 +32,7 @@ async def serve(life: Lifecycle, settings: Settings, engine_factory: str = REAL_
     needs_base = engine_factory == REAL_ENGINE or settings.base_model is not None
     base = await asyncio.to_thread(load_base, settings) if needs_base else None
     cluster_id = await kafka.cluster_id(settings)
+    await require_topics(settings, [*map(settings.jobs_topic, settings.lanes), settings.control_topic])
     async with open_pool(settings, fresh_plans=True) as pool, open_store(settings) as objects:
         stager = Stager(settings, objects)
         worker = Worker(
@@ -85,6 +87,7 @@ def _loops(worker: Worker, settings: Settings, producer: object) -> dict[str, Co
     return {
         "poll": worker.consumer.poll(),
         "commit": worker.consumer.commit_often(),
+        "topics": worker.consumer.watch_topics(),
         "accept": worker.acceptor.run(),
         "dead letters": worker.dead_letters.run(producer),
         "feed": worker.runner.feed(),

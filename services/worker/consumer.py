@@ -21,6 +21,7 @@ from schemas.common import Lane
 from services import header_names, kafka, telemetry
 from services.errors import ServiceError
 from services.settings import Settings
+from services.topic_ids import KnownTopics, topic_ids
 from services.watchdog import Part
 from services.worker.commits import Commits
 from services.worker.jobs import Record
@@ -38,6 +39,7 @@ JOINED_PER_JOB = 64
 COMMIT_EVERY_S = 0.2
 COMMIT_TIMEOUT_S = 10.0
 ERROR_PAUSE_S = 1.0
+WATCH_TOPICS_S = 1.0
 _log = telemetry.get_logger()
 
 
@@ -73,6 +75,7 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
         self._kafka = kafka.job_consumer(settings)
         self._positions = Positions(self._kafka, ledger)
         self._commits = Commits(ledger)
+        self._topics = KnownTopics()
         self._commit_lock = asyncio.Lock()
         self._polls = 0
         self.settled = False
@@ -221,6 +224,38 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
             await asyncio.sleep(COMMIT_EVERY_S)
             await self.commit()
             self._measure_lag()
+
+    async def watch_topics(self) -> None:
+        """Notice topics that are deleted and made anew under the same name, for ever, and read them from the beginning.
+
+        A broker may go on from the old position without a word, past records that nobody has read.
+        """
+        while True:
+            await asyncio.sleep(WATCH_TOPICS_S)
+            try:
+                if renewed := self._topics.made_anew(await topic_ids(self._kafka, list(self._lanes))):
+                    await self._read_anew(renewed)
+            except (KafkaError, OSError, IllegalStateError) as error:
+                _log.warning("Topics not looked at", action="topics_not_watched", reason=str(error))
+
+    async def _read_anew(self, topics: set[str]) -> None:
+        telemetry.alarm(
+            _log,
+            "A topic was deleted and made anew; it is read from the beginning",
+            action="topic_made_anew",
+            topics=sorted(topics),
+        )
+        kafka.look_again(self._kafka)  # the library may have seen that they were away, and looks every half a minute
+        while True:
+            try:
+                partitions = await self._positions.begin_anew(topics)
+            except (KafkaError, OSError, IllegalStateError) as error:
+                _log.warning("Positions not found", action="rewind_failed", reason=str(error))
+                await asyncio.sleep(ERROR_PAUSE_S)
+            else:
+                break
+        for partition in partitions:
+            self._listener.displaced(partition)
 
     def _measure_lag(self) -> None:
         for partition in self._kafka.assignment():

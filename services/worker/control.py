@@ -16,6 +16,7 @@ from schemas.control import Cancellation
 from services import header_names, kafka, telemetry
 from services.settings import Settings
 from services.signing import SIGNATURE_HEADER, signature
+from services.topic_ids import KnownTopics, topic_ids
 from services.validation import sentence_of
 from services.worker.cancellation import CancellationStore
 from services.worker.jobs import JobKey
@@ -23,6 +24,7 @@ from services.worker.persist import Persistence
 from services.worker.records import TenantKey, damaged_key
 
 POLL_MS = 1000
+WATCH_TOPIC_S = 1.0
 RETRY_S = 5.0
 _log = telemetry.get_logger()
 
@@ -95,13 +97,29 @@ class ControlReader:
 
     async def _read(self) -> None:
         consumer = kafka.control_consumer(self._settings)
+        known, look_at = KnownTopics(), 0.0
         try:
             await consumer.start()
             while True:
+                if time.monotonic() >= look_at:
+                    await self._look_at_topic(consumer, known)
+                    look_at = time.monotonic() + WATCH_TOPIC_S
                 for messages in (await consumer.getmany(timeout_ms=POLL_MS)).values():
                     await self._tell(messages)
         finally:
             await consumer.stop()
+
+    async def _look_at_topic(self, consumer: Any, known: KnownTopics) -> None:
+        """Read the topic from its beginning if it was deleted and made anew."""
+        topic = self._settings.control_topic
+        if known.made_anew(await topic_ids(consumer, [topic])):
+            telemetry.alarm(
+                _log,
+                "A topic was deleted and made anew; it is read from the beginning",
+                action="topic_made_anew",
+                topics=[topic],
+            )
+            await consumer.seek_to_beginning()
 
     async def _tell(self, messages: Sequence[Any]) -> None:
         oldest_ms = time.time() * 1000 - self._keep_ms

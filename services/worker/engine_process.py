@@ -4,6 +4,7 @@ python -m services.worker.engine_process FD        FD is its end of the socket p
 """
 
 import ctypes
+import errno
 import importlib
 import os
 import queue
@@ -208,6 +209,14 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def told(error: Exception, config: EngineConfig) -> str:
+    """An error that may be over at the next start; of memory that is not there, who asked for it."""
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        said += f"; its pages take {config.pool_bytes} bytes (LORAQ_POOL_BYTES) beside the weights of the base model"
+    return said
+
+
 def _make_engine(start: Start) -> Any:
     module, function = start.factory.split(":")
     factory: Callable[[EngineConfig], Any] = getattr(importlib.import_module(module), function)
@@ -229,7 +238,7 @@ def main(descriptor: int) -> None:
         EngineLoop(engine, channel).run()
     except Exception as error:
         permanent = isinstance(error, EngineError)
-        channel.send(Fatal(str(error) if permanent else f"{type(error).__name__}: {error}", permanent))
+        channel.send(Fatal(str(error) if permanent else told(error, start.config), permanent))
         if not permanent:
             raise
 

@@ -1,7 +1,7 @@
 """Where to begin with each partition, and what is known to be finished beyond that."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,18 @@ class Positions:
             _log.warning("Positions not found", action="rewind_failed", reason=str(error))
             return False
         return True
+
+    async def begin_anew(self, topics: Collection[str]) -> list[Partition]:
+        """Go to the earliest record of topics that were deleted and made anew: positions of the old ones mean nothing.
+
+        Returns the partitions whose offsets mean other records from now on; raises the library's errors.
+        """
+        partitions = [each for each in self._kafka.assignment() if each.topic in topics]
+        earliest = await self._earliest(partitions)
+        for partition, offset in earliest.items():
+            self._kafka.seek(partition, offset)
+            self._ledger.restart(Partition(*partition), offset)
+        return [Partition(*partition) for partition in earliest]
 
     async def restart(self, lost: Mapping[TopicPartition, int]) -> list[Partition]:
         """Go to the earliest record that is retained where the broker has none at our position.

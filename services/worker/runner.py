@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from engine import EngineError, Request
-from schemas.common import ErrorCode, JobState
+from schemas.common import ErrorCode
 from services import telemetry
 from services.registry.adapters import AdapterVersion
 from services.worker.adapters import Adapters
@@ -16,22 +16,13 @@ from services.worker.bridge import EngineBridge
 from services.worker.decisions import MayStart
 from services.worker.engine_request import engine_request
 from services.worker.jobs import Job, JobKey, Outcome, Phase, expired, failed
+from services.worker.limits import Limits
 from services.worker.meters import count_started
-from services.worker.protocol import Done, Finished, Refused
+from services.worker.protocol import Done, Refused
 from services.worker.suspects import NO_TRIAL, Suspects
 
 TICK_S = 0.1
 _log = telemetry.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of a worker's engine. `capacity` is jobs handed to it at once: a batch, and some to follow at once."""
-
-    capacity: int
-    default_timeout_s: float
-    max_attempts: int
-    max_result_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,19 +188,11 @@ class Runner:
         """A step's results; those of jobs that were dropped meanwhile are ignored."""
         for finished in message.finished:
             if (job := self._running.pop(finished.request_id, None)) is not None:
-                self._end(job, self._outcome(job, finished))
+                self._end(job, self._limits.outcome(job, finished))
         for refused in message.refused:
             if (job := self._running.pop(refused.request_id, None)) is not None:
                 self._refuse(job, refused)
         self._notify()
-
-    def _outcome(self, job: Job, finished: Finished) -> Outcome:
-        num_bytes = len(finished.text.encode("utf-8", "replace"))
-        if num_bytes > self._limits.max_result_bytes:
-            bound = f"LORAQ_MAX_RESULT_BYTES, {self._limits.max_result_bytes}"
-            message = f"the output has {num_bytes} bytes, more than {bound}; ask for fewer tokens"
-            return failed(job, ErrorCode.RESULT_TOO_LARGE, message, finished)
-        return Outcome(job, JobState.SUCCEEDED, finished=finished)
 
     def _refuse(self, job: Job, refused: Refused) -> None:
         match refused.why:
@@ -229,10 +212,9 @@ class Runner:
 
     def _ended(self, job: Job, reason: str) -> bool:
         """End a job whose attempts are spent; False while some are left."""
-        if job.attempts < self._limits.max_attempts:
+        if (outcome := self._limits.spent(job, reason)) is None:
             return False
-        message = f"the engine failed on this job {job.attempts} times (LORAQ_MAX_ATTEMPTS): {reason}"
-        self._desk.finish(failed(job, ErrorCode.ENGINE_ERROR, message))
+        self._desk.finish(outcome)
         return True
 
     def _put_back(self, jobs: Sequence[Job], reason: str) -> None:
@@ -248,7 +230,7 @@ class Runner:
 
     def _set_apart(self, job: Job) -> None:
         """The last of several attempts is spent alone: whatever ended the others may happen again."""
-        if job.trial == NO_TRIAL and 0 < job.attempts == self._limits.max_attempts - 1:
+        if job.trial == NO_TRIAL and self._limits.last_of_several_is_next(job):
             job.trial = self.suspects.fresh()
 
     def up(self) -> None:
@@ -310,20 +292,14 @@ class Runner:
             await asyncio.sleep(TICK_S)
 
     def _stop_late(self, now: float) -> None:
-        late = {request_id: job for request_id, job in self._running.items() if now > self._ends_at(job)}
+        late = {request_id: job for request_id, job in self._running.items() if self._limits.is_late(job, now)}
         if not late:
             return
         self._engine.cancel(late)
         for request_id, job in late.items():
             del self._running[request_id]
-            bound_ms = job.request.timeout_ms or round(self._limits.default_timeout_s * 1000)
-            self._end(job, failed(job, ErrorCode.TIMEOUT, f"the job ran longer than its {bound_ms} ms"))
+            self._end(job, self._limits.timed_out(job))
         self._notify()
-
-    def _ends_at(self, job: Job) -> float:
-        assert job.started_at is not None
-        timeout_ms = job.request.timeout_ms
-        return job.started_at + (self._limits.default_timeout_s if timeout_ms is None else timeout_ms / 1000)
 
 
 def _excuse(job: Job) -> None:

@@ -32,12 +32,13 @@ from services.worker.held import Held
 from services.worker.jobs import Job, JobKey, Outcome, Rejection
 from services.worker.leases import LeaseKeeper
 from services.worker.ledger import Ledger
+from services.worker.limits import Limits
 from services.worker.parking import Parking, Ways
 from services.worker.parking_store import ParkingStore, Ticket
 from services.worker.patience import retry_delay_s
 from services.worker.persist import Persistence
 from services.worker.protocol import Done
-from services.worker.runner import Desk, Limits, Runner
+from services.worker.runner import Desk, Runner
 from services.worker.store import JobStore
 from services.worker.tenant_keys import TenantKeys
 

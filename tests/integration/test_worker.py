@@ -8,6 +8,8 @@ import pytest
 
 from schemas.common import ERROR_CLASSES, ErrorCode, Lane
 from schemas.events import CloudEvent, WebhookBody
+from services import kafka
+from services.errors import ConfigError
 from services.identifiers import uuid7
 from services.objectstore import Location
 from services.registry.endpoints import add_endpoint
@@ -39,6 +41,14 @@ async def add_adapters(world: World, base: Path, directory: Path) -> None:
     for name, seed in ADAPTERS.items():
         made = lora_adapter(directory / name, base, rank=4 * seed, seed=seed, strength=1.0)
         await world.add_adapter(made, name)
+
+
+async def test_a_worker_whose_topics_are_not_there_names_them_and_makes_none(broker_settings: Settings) -> None:
+    with pytest.raises(ConfigError, match=r"there is no topic .*\.other\.control and no .*correct LORAQ_POOL=other or"):
+        async with running_worker(broker_settings.model_copy(update={"pool": "other"})):
+            pass
+    async with kafka.admin(broker_settings) as admin:
+        assert not [name for name in await admin.list_topics() if name.startswith(broker_settings.topic_prefix)]
 
 
 async def test_jobs_of_several_adapters_end_as_rows_with_their_own_outputs(

@@ -14,6 +14,7 @@ from services.settings import Settings
 from services.signing import SIGNATURE_HEADER, signature
 from tests.integration.workers import FAULTY_ENGINE, running_worker
 from tests.integration.world import TENANT, World, job_request, open_world
+from tests.topics import make_anew
 from tests.waiting import eventually
 
 
@@ -134,6 +135,18 @@ async def test_where_signatures_are_demanded_an_unsigned_cancellation_is_passed_
         await ask(world, signed, [(SIGNATURE_HEADER, header)])
         await eventually(lambda: remembered(world), what="the signed one to be heard")
         assert await remembered(world) == {signed}
+
+
+async def test_a_control_topic_that_is_made_anew_is_heard(settings: Settings) -> None:
+    """The old position lies behind the only record of the new topic."""
+    settings = quick(settings)
+    async with open_world(settings) as world, running_worker(settings, FAULTY_ENGINE):
+        old, new = uuid7(), uuid7()
+        await ask(world, old)
+        await eventually(lambda: has_both(world, old), what="the worker to hear of it")
+        await make_anew(settings, settings.control_topic)
+        await ask(world, new)
+        await eventually(lambda: has_both(world, old, new), what="the worker to hear of the other")
 
 
 @pytest.mark.parametrize("value", [None, b"{}", json.dumps({"tenant": "acme", "job_id": "no"}).encode()])

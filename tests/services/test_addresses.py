@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.addresses import host_and_port, hosts_of, is_database_url, is_host, is_port
+from services.addresses import host_and_port, hosts_of, is_database_url, is_host, is_http_url, is_port
 
 
 def test_names_and_addresses_are_told_from_what_no_host_has() -> None:
@@ -57,3 +57,20 @@ def test_what_a_postgres_client_takes_is_told_by_its_hosts(url: str, hosts: str)
 )
 def test_what_it_does_not_take_is_refused(url: str) -> None:
     assert not is_database_url(url)
+
+
+def test_a_url_of_http_names_a_host_and_a_port_to_connect_to() -> None:
+    for url in ("http://127.0.0.1:4318", "https://s3.example", "http://[::1]:9000/", "http://user:pw@host/path?x=1"):
+        assert is_http_url(url), url
+    for url in (
+        "",
+        "host:4318",
+        "http://",
+        "http://:80",
+        "http://h:0",
+        "http://h:99999",
+        "ftp://h",
+        "http://[::1",
+        "http://a b",
+    ):
+        assert not is_http_url(url), url

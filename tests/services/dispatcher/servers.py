@@ -1,7 +1,9 @@
 """Receivers that behave badly, each a real server on loopback."""
 
 import asyncio
+import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -84,6 +86,12 @@ OK = saying(b"HTTP/1.1 204 No Content\r\n\r\n")
 async def hang(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
     """Never answers."""
     await asyncio.Event().wait()
+
+
+async def reset(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Ends the connection as a host does that has lost it, with a reset."""
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
 
 async def drip(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -18,7 +18,17 @@ from services.dispatcher.outcome import Answer, Answered, NotAllowed, Unreachabl
 from services.dispatcher.sender import Sender
 from services.secrets import new_webhook_secret
 from services.webhook_receiver import WebhookReceiver
-from tests.services.dispatcher.servers import OK, Answering, drip, hang, hang_up, make_certificates, raw_server, saying
+from tests.services.dispatcher.servers import (
+    OK,
+    Answering,
+    drip,
+    hang,
+    hang_up,
+    make_certificates,
+    raw_server,
+    reset,
+    saying,
+)
 
 LOOPBACK = ("127.0.0.0/8",)
 SECRET = new_webhook_secret()
@@ -126,6 +136,7 @@ async def test_a_body_that_drips_after_its_status_does_not_hold_the_attempt() ->
     ("answer", "reason"),
     [
         (hang_up, "the connection was closed before an answer"),
+        (reset, "the connection was closed before an answer"),
         (saying(b"SSH-2.0-OpenSSH_9.6\r\n\r\n"), "the answer is not valid HTTP"),
         (saying(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 80_000 + b"\r\n\r\n"), "the answer is not valid HTTP"),
     ],

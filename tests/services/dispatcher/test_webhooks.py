@@ -15,7 +15,7 @@ from services.dispatcher.slots import Room
 from services.secrets import new_webhook_secret
 from services.webhook_receiver import ReceivedWebhook, WebhookReceiver
 from tests.services.dispatcher.conftest import BODY, TENANT, World, dispatching
-from tests.services.dispatcher.servers import OK, hang, raw_server
+from tests.services.dispatcher.servers import OK, hang, raw_server, saying
 from tests.waiting import eventually
 
 ROOM = Room(total=10, by_host={}, other_hosts=5)
@@ -148,7 +148,36 @@ async def test_a_tenant_that_is_gone_holds_up_nobody(world: World) -> None:
         await eventually(lambda: world.deliveries(orphan), what="an attempt")
 
 
-@pytest.mark.parametrize("target", ["", "nonsense", "http://", "https://[::1", "ftp://example.com", "http://a b/"])
+async def test_an_attempt_that_breaks_counts_and_ends_some_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def break_(*_: object) -> None:
+        raise KeyError("no receiver can be met that does this")
+
+    before = alarms("webhook_broke")
+    monkeypatch.setattr("services.dispatcher.sender.Sender.send", break_)
+    async with dispatching(world.settings.model_copy(update={"webhook_max_attempts": 2})):
+        event_id = await world.add_webhook("http://127.0.0.1:8080/")
+        await finished(world, event_id, "dead")
+    assert await world.outcomes(event_id) == ["retrying", "failed"]
+    assert alarms("webhook_broke") == before + 2
+
+
+async def test_a_receiver_that_wants_another_attempt_at_no_time_that_there_is_gets_it_by_the_schedule(
+    world: World,
+) -> None:
+    asking = saying(b"HTTP/1.1 503 X\r\nRetry-After: Thu, 01 Jan 99999999999 00:00:00 GMT\r\nContent-Length: 0\r\n\r\n")
+    settings = world.settings.model_copy(update={"webhook_max_attempts": 2})
+    async with raw_server(asking) as server, dispatching(settings):
+        event_id = await world.add_webhook(server.url())
+        await finished(world, event_id, "dead")
+    assert await world.outcomes(event_id) == ["retrying", "failed"]
+
+
+LONG_LABEL = f"http://{'a' * 64}.example/"
+
+
+@pytest.mark.parametrize(
+    "target", ["", "nonsense", "http://", "https://[::1", "ftp://example.com", "http://a b/", LONG_LABEL]
+)
 async def test_a_target_that_is_no_url_ends_with_a_reason_and_holds_up_nobody(world: World, target: str) -> None:
     async with WebhookReceiver(world.secret) as receiver, dispatching(world.settings):
         event_id = await world.add_webhook(target)

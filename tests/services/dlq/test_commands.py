@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from schemas.common import ErrorCode, Lane
 from services import headers as names
@@ -17,7 +18,7 @@ from services.dlq.edits import Edit
 from services.dlq.listing import newest
 from services.dlq.replay import Wish, replay
 from services.registry.tenants import add_tenant
-from services.secrets import SecretBox
+from services.secrets import SecretBox, new_secret_key
 from services.settings import Settings
 from services.signing import SIGNATURE_HEADER, signature
 from services.worker.dead_letters import dead_letter
@@ -74,6 +75,8 @@ async def letters_are_listed(settings: Settings) -> None:
     assert "invalid_message" not in table
     shown = await dlq(settings, "show", garbage["letter"])
     assert "value_base64" in shown.stdout
+    unsent = await dlq(settings, "replay", "--letter", "0:999")
+    assert (unsent.returncode, "none of the letters named is in" in unsent.stderr) == (1, True)
     absent = await dlq(settings, "show", "0:999")
     assert absent.stderr.startswith("loraq: there is no dead letter 0:999")
 
@@ -163,6 +166,34 @@ async def test_a_whole_value_replaces_one_letter_and_is_signed_in_its_tenants_na
         assert (done.returncode, done.stderr) == (0, "1 sent back\n")
         await eventually(world.jobs, what="the job's row")
         assert len(await world.dead_letters(2)) == 2
+
+
+DAMAGE = "update loraq.tenants set producer_key = '\\x01' where tenant = $1"
+
+
+async def test_a_damaged_producer_key_costs_its_tenants_letters_alone(settings: Settings) -> None:
+    settings = settings.model_copy(update={"require_signed_jobs": True})
+    async with open_world(settings) as world:
+        async with world.pool.acquire() as connection:
+            await add_tenant(connection, SecretBox(settings.secret_key), "damaged")
+            await connection.execute(DAMAGE, "damaged")
+        async with running_worker(settings):
+            for tenant in ("damaged", TENANT):
+                await world.send(json.dumps(job_request(tenant=tenant, sampling=TYPO)).encode())
+            await world.dead_letters(2)
+            edit = ["--set", "sampling.max_tokens=3", "--unset", "sampling.max_token", "--sign", "--json"]
+            done = await dlq(settings, "replay", "--all", *edit)
+            outcomes = {row["outcome"]: row["reason"] for row in lines(done.stdout)}
+            assert done.returncode == 1
+            assert outcomes.keys() == {"replayed", "refused"}
+            assert "the producer key of tenant 'damaged' is damaged" in outcomes["refused"]
+            assert "loraq: 1 of 2 dead letters were not sent back" in done.stderr
+            rows = await eventually(world.jobs, what="the other tenant's job")
+            assert {row["tenant"] for row in rows.values()} == {TENANT}
+        other_key = settings.model_copy(update={"secret_key": SecretStr(new_secret_key())})
+        wrong = await dlq(other_key, "replay", "--all", "--again", *edit)
+        assert (wrong.returncode, wrong.stdout) == (1, "")
+        assert "LORAQ_SECRET_KEY is another one than the tenants' secrets were sealed with" in wrong.stderr
 
 
 async def test_a_record_that_loraq_did_not_put_there_is_named_and_holds_up_no_other(settings: Settings) -> None:

@@ -12,6 +12,7 @@ from services.dlq.edits import Edit
 from services.dlq.letters import Letter
 from services.dlq.plan import Order, Refuse, Send, plan
 from services.headers import Origin
+from services.registry.tenants import ProducerKeys
 from services.signing import SIGNATURE_HEADER, signature
 from tests.services.dlq.letters import TOPIC, Message, letter_of, put_aside, request
 
@@ -122,8 +123,12 @@ def test_an_edited_letter_is_signed_only_when_someone_vouches_for_it() -> None:
     assert "--sign makes one" in refused(signed, mend)
     assert "--sign makes one" in refused(unsigned, replace(mend, demands_signature=True))
     assert sent(unsigned, mend).headers[0][0] == "loraq-origin"
-    assert "no active tenant 'acme'" in refused(signed, replace(mend, sign=True, producer_keys={}))
-    each = sent(signed, replace(mend, sign=True, producer_keys={"acme": b"key"}))
+    assert "no active tenant 'acme'" in refused(
+        signed, replace(mend, sign=True, producer_keys=ProducerKeys({}, frozenset()))
+    )
+    damaged = replace(mend, sign=True, producer_keys=ProducerKeys({"other": b"key"}, frozenset({"acme"})))
+    assert "the producer key of tenant 'acme' is damaged" in refused(signed, damaged)
+    each = sent(signed, replace(mend, sign=True, producer_keys=ProducerKeys({"acme": b"key"}, frozenset())))
     assert [value for name, value in each.headers if name == SIGNATURE_HEADER] == [
         signature(b"key", each.value or b"").encode()
     ]

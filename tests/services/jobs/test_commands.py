@@ -204,7 +204,11 @@ async def test_a_wait_that_no_worker_ends_says_so_meanwhile(settings: Settings) 
 def test_wrong_usage_is_status_2(settings: Settings) -> None:
     assert loraq("submit", "--tenant", TENANT, settings=settings).returncode == 2
     assert loraq("jobs", "not-a-uuid", settings=settings).returncode == 2
-    assert "KEY=VALUE" in loraq("submit", "--prompt", "x", "--metadata", "ticket", settings=settings).stderr
+    with_state = loraq("jobs", str(uuid7()), "--state", "failed", settings=settings)
+    assert (with_state.returncode, "does not go with JOB_ID" in with_state.stderr) == (2, True)
+    assert (
+        "for instance ticket=17" in loraq("submit", "--prompt", "x", "--metadata", "ticket", settings=settings).stderr
+    )
     with_file = ["submit", "--file", "/dev/null", "--job-id", str(uuid7())]
     assert "each line has its own" in loraq(*with_file, settings=settings).stderr
     assert "JOB_ID" in loraq("jobs", "--help", settings=settings).stdout

@@ -98,6 +98,9 @@ async def test_a_signed_job_is_signed_anew_and_one_that_kafka_has_no_longer_is_e
             new_id = UUID(json.loads(replayed.stdout)["job_id"])
             [row] = await world.ended(new_id)
             assert (row["state"], row["replay_of"]) == ("succeeded", job_id)
+        await world.pool.execute("update loraq.tenants set producer_key = '\\x01'")
+        with pytest.raises(InputError, match=rf"cannot be signed .*'{TENANT}' is damaged in the database"):
+            await replay_job(settings, replace(wish(job_id), again=True))
         for job_id in (uuid7(), uuid7(0), uuid7(2**48 - 1)):
             wanted = Wanted(TENANT, job_id, Lane.STANDARD, b"another", datetime.now(UTC))
             with pytest.raises(InputError, match=f"the record of job {job_id} is not in .*submit the job anew"):

@@ -17,6 +17,13 @@ def test_a_wrong_option_is_named() -> None:
         one_request({"tenant": "acme", "prompt": "hello", "sampling": {"max_tokens": 0}})
 
 
+@pytest.mark.parametrize(("name", "value"), [("prompt", "\udcff\udcfe"), ("metadata", {"a": "\ud800"})])
+def test_what_is_not_utf_8_is_told_by_its_field(name: str, value: object) -> None:
+    fields = {"tenant": "acme", "prompt": "hello"} | {name: value}
+    with pytest.raises(InputError, match=f"^the job: field '{name}' is not UTF-8, or holds half a surrogate pair"):
+        one_request(fields)
+
+
 def test_a_webhook_is_an_address_or_an_endpoint() -> None:
     assert webhook_of("https://example.com/x") == {"url": "https://example.com/x"}
     assert webhook_of("orders") == {"endpoint": "orders"}

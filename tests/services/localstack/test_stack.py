@@ -224,12 +224,20 @@ def test_a_damaged_configuration_is_named(typed: Typed) -> None:
     assert f"loraq: {typed.files.config} is damaged" in refused.stderr
 
 
+def test_a_directory_that_cannot_be_looked_at_is_named(typed: Typed) -> None:
+    ended = typed.run("down", "--dir", "x" * 5000)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("loraq: '")
+    assert ended.stderr.endswith("… cannot be looked at: File name too long; name another with --dir\n")
+
+
 def test_down_deletes_nothing_but_a_stack(typed: Typed) -> None:
     (typed.directory / "photos").mkdir()
     refused = typed.run("down", "--dir", "photos", "--delete")
     assert refused.returncode == 1
     assert "holds no stack" in refused.stderr
-    assert (typed.directory / "photos").is_dir()
+    assert typed.run("down", "--dir", "photos").stderr == "There is no stack in photos.\n"
+    assert list((typed.directory / "photos").iterdir()) == [], "it left its lock behind"
 
 
 def test_down_deletes_what_the_stack_made_and_leaves_a_living_stack_below(typed: Typed) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from services.cli import main
+from services.registry.tenants import unknown_tenant
 from services.settings import Settings
 from tests.processes import loraq, settings_environment, spawn
 from tests.services.registry.conftest import MakeAdapter
@@ -177,3 +178,9 @@ def test_a_registrar_without_a_base_model_ends_at_once(settings: Settings) -> No
     assert ended.returncode == 1
     assert "LORAQ_BASE_MODEL is not set" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("name", ["", "ÄCME", "two words"])
+def test_a_name_that_no_tenant_can_have_is_not_proposed(name: str) -> None:
+    said = str(unknown_tenant(name))
+    assert said == f"there is no tenant {name!r}, and none can have that name; see `loraq tenants list`"

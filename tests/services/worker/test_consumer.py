@@ -14,6 +14,7 @@ from services.settings import Settings
 from services.worker.consumer import JOINED_PER_JOB, Counts, JobConsumer, Listener
 from services.worker.jobs import Record
 from services.worker.ledger import Ledger, Partition, Place
+from tests.topics import make_anew
 from tests.waiting import eventually
 
 
@@ -51,12 +52,13 @@ def standard(settings: Settings) -> Settings:
 async def reading(settings: Settings) -> AsyncIterator[Reader]:
     reader = Reader(standard(settings))
     await reader.consumer.start()
-    polling = asyncio.create_task(reader.consumer.poll())
+    tasks = [asyncio.create_task(work) for work in (reader.consumer.poll(), reader.consumer.watch_topics())]
     try:
         yield reader
     finally:
-        polling.cancel()
-        await asyncio.gather(polling, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await reader.consumer.stop()
 
 
@@ -205,3 +207,29 @@ async def test_where_nothing_is_committed_any_more_nothing_known_before_counts(
         await reader.consumer.on_partitions_assigned(assigned)
         await reader.has(place, [0, 1, 2, 0, 1, 2])
         assert place in reader.displaced
+
+
+async def test_a_topic_that_is_made_anew_is_read_from_its_beginning(
+    broker_settings: Settings, place: Partition, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It holds more than the old one did when the worker looks: the old position would pass over the first three."""
+    async with reading(broker_settings) as reader:
+        await produce(broker_settings, place, 3)
+        await reader.has(place, [0, 1, 2])
+        for offset in range(3):
+            reader.ledger.finish(Place(place, offset))
+        assert await reader.consumer.commit()
+        await eventually(lambda: place.topic in reader.consumer._topics.names, what="the topic's id")
+        await make_anew(broker_settings, place.topic)
+        await produce(broker_settings, place, 5)
+        await eventually(lambda: place in reader.displaced, what="what is known of the old topic to be forgotten")
+        await eventually(lambda: {0, 1, 2, 3, 4} == set(reader.offsets(place)[3:]), what="all of the new topic")
+
+        async def is_committed() -> bool:  # a rebalance may come in between: the library sees that the topic was away
+            reader.ledger.finish(Place(place, 0))
+            await reader.consumer.commit()
+            return await reader.consumer._kafka.committed(TopicPartition(*place)) == 1
+
+        await eventually(is_committed, what="a position in the new topic")
+    async with reading(broker_settings) as reader:
+        await reader.has(place, [1, 2, 3, 4])

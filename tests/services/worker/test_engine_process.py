@@ -1,5 +1,6 @@
 """The engine's loop: a load holds up no step, and whatever comes while an adapter is checked ends well."""
 
+import errno
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -208,3 +209,12 @@ def test_a_defect_of_a_check_ends_the_loop(loop: Loop, adapter: Path) -> None:
         loop.say(Load(DIGEST, adapter))
         loop.turn_until_answers(1)
     assert not loop.answers()
+
+
+def test_memory_that_is_not_there_is_told_with_the_setting_that_asks_for_it() -> None:
+    config = EngineConfig(model="none", pool_bytes=2**30)
+    for error in (MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")):
+        assert "1073741824 bytes (LORAQ_POOL_BYTES)" in engine_process.told(error, config)
+    assert (
+        engine_process.told(OSError(errno.EIO, "Input/output error"), config) == "OSError: [Errno 5] Input/output error"
+    )

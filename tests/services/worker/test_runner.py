@@ -14,8 +14,9 @@ from services.identifiers import uuid7
 from services.worker.backlog import Backlog
 from services.worker.jobs import Candidate, Grant, Job, JobKey, Outcome, Phase, Record
 from services.worker.ledger import Partition, Place
+from services.worker.limits import Limits
 from services.worker.protocol import Done, Finished
-from services.worker.runner import Desk, Limits, Runner
+from services.worker.runner import Desk, Runner
 from tests.waiting import eventually
 
 MAX_ATTEMPTS = 3

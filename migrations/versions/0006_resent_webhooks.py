@@ -1,0 +1,14 @@
+"""Webhooks that are sent again by hand."""
+
+from services.migrate import refuse_downgrade, run_script
+
+revision = "0006_resent_webhooks"
+down_revision = "0005_hot_path"
+
+
+def upgrade() -> None:
+    run_script("0006_resent_webhooks.sql")
+
+
+def downgrade() -> None:
+    refuse_downgrade(revision)
