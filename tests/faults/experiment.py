@@ -86,8 +86,7 @@ async def attempted(stack: Stack, which: Experiment, seed: int, jobs: int | None
 async def carry_out(stack: Stack, which: Experiment, seed: int, jobs: int | None = None, **switches: Any) -> Verdict:
     """One run, from fresh tables and topics to the checker's verdict."""
     begun = time.monotonic()
-    name = f"row{which.row}-{seed}-{int(time.time())}"
-    async with open_run(stack, name, seed, jobs or which.jobs, **which.settings | switches) as run:
+    async with open_run(stack, f"row{which.row}", seed, jobs or which.jobs, **which.settings | switches) as run:
         try:
             async with asyncio.timeout(which.timeout_s):
                 await which.body(run)

@@ -242,15 +242,19 @@ class Run:
 
 
 @asynccontextmanager
-async def open_run(stack: Stack, name: str, seed: int, count: int, **settings: Any) -> AsyncIterator[Run]:
-    """Everything of one run but its processes. Its topics and its database go at the end, its logs stay."""
+async def open_run(stack: Stack, what: str, seed: int, count: int, **settings: Any) -> AsyncIterator[Run]:
+    """Everything of one run but its processes. Its topics and its database go at the end, its logs stay.
+
+    What is drawn at random follows from `what` and the seed, so that a run can be made again.
+    """
+    name = f"{what}-{seed}-{int(time.time())}"
     database = name.replace("-", "_")
     stack.postgres.sql(f"create database {database} template {TEMPLATE}")
     own = stack.settings(name, database).model_copy(update=settings)
     directory = stack.directory / name
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
-    random = Random(f"{name} {seed}")
+    random = Random(f"{what} {seed}")
     await kafka.ensure_topics(own)
     await configure(own, own.events_topic, "message.timestamp.type", "LogAppendTime")  # no process's own clock
     async with AsyncExitStack() as exits:

@@ -98,7 +98,7 @@ async def deep_backlog(run: Run) -> None:
 
 async def start_before(run: Run, depth: int) -> Start:
     """Start a worker in front of so many messages."""
-    async with open_run(run.stack, f"backlog-{depth}-{int(time.time())}", run.seed, depth) as deep:
+    async with open_run(run.stack, f"backlog-{depth}", run.seed, depth) as deep:
         await add_adapters(deep)
         await asyncio.to_thread(fill, deep, depth)
         begun = time.monotonic()
