@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Coroutine
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +146,8 @@ def service(
     """Jobs through the broker, a worker and the database of the settings, in a pool and tenants of its own."""
     from services.bench.service.run import Asked, run_service  # the command's help needs no clients
 
+    if peers and find_spec("faststream") is None:
+        raise InputError("--peers compares with FastStream, which is missing: in the clone, pip install -e '.[bench]'")
     asked = Asked(jobs, engine_name, batch, backlog, rate, peers)
     report = asyncio.run(_until_terminated(run_service(load_settings(), asked, sys.stderr)))
     click.echo(json.dumps(asdict(report)) if as_json else _table(report))

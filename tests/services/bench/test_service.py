@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from schemas.job import JobRequest
 from services import kafka
+from services.bench import commands
 from services.bench.service.check import Row, terminal_rows, verdict
 from services.bench.service.latency import Snapshot, first_seen_ns, percentile, snapshot
 from services.bench.service.place import open_place
 from services.bench.service.plan import Plan
 from services.database import transaction
+from services.errors import InputError
 from services.identifiers import uuid7
 from services.settings import Settings
 from tests.processes import loraq
@@ -94,3 +96,9 @@ async def test_what_is_missing_or_there_twice_is_counted(settings: Settings) -> 
         assert found.duplicates == 1, "one has two outbox rows"
         again = await verdict(place, ids, [*rows, Row(ids[0], 1, rows[0].accepted_at, rows[0].finished_at)])
         assert again.duplicates == 2
+
+
+def test_peers_that_are_not_installed_are_named_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="FastStream, which is missing: in the clone, pip install"):
+        commands.bench.main(["service", "--peers"], standalone_mode=False)
