@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.engine.kernels.triton.grid.device import INTERPRETED, OnDevice
+from tests.engine.kernels.triton.grid.device import INTERPRETED, OnDevice, run_here
 
 if not INTERPRETED and not torch.cuda.is_available():
     collect_ignore_glob = ["test_*.py"]
@@ -14,11 +14,6 @@ def kernels() -> OnDevice:
     """The backend over tensors of the CPU, its scratch full of NaN at each use; in the interpreter under watch."""
     from engine.kernels.triton import TritonKernels
 
-    if INTERPRETED:
-        from tests.engine.kernels.triton.grid.watch import watched
-
-        backend = TritonKernels(watched)
-    else:
-        backend = TritonKernels()
+    backend = TritonKernels(run_here)
     backend.scratch.poisoned = True
     return OnDevice(backend, "cpu" if INTERPRETED else "cuda")

@@ -1,12 +1,17 @@
 """A backend that takes and gives tensors of the CPU, wherever it computes."""
 
+from __future__ import annotations
+
 import dataclasses
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from engine.kernels.triton.launch import Launch
 
 FULL = os.environ.get("KERNEL_GRID") == "full"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -45,6 +50,18 @@ class OnDevice:
 
     def _back(self, result: Any) -> Any:
         return tuple(r.cpu() for r in result) if isinstance(result, tuple) else result
+
+
+def run_here(launch: Launch) -> None:
+    """Start a kernel on the device, or in the interpreter under watch."""
+    from engine.kernels.triton.launch import run
+
+    if INTERPRETED:
+        from tests.engine.kernels.triton.grid.watch import watched
+
+        watched(launch)
+    else:
+        run(launch)
 
 
 def grid(quick: list[Any], full: list[Any]) -> list[Any]:

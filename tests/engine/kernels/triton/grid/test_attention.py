@@ -10,10 +10,10 @@ from torch import Tensor
 from engine.kernels import AttentionBatch, KvCache, reference
 from engine.kernels.accuracy import TOLERANCE, error
 from engine.kernels.triton import TritonKernels, attention
-from engine.kernels.triton.launch import Launch, run
+from engine.kernels.triton.launch import Launch
 from engine.kernels.triton.table import ATTENTION
 from tests.engine.kernels.cases import Sequences, random_matrix, sequences
-from tests.engine.kernels.triton.grid.device import BF16, DTYPES, FP16, FP32, OnDevice, grid
+from tests.engine.kernels.triton.grid.device import BF16, DTYPES, FP16, FP32, OnDevice, grid, run_here
 
 LAYER = 1
 STEPS = {
@@ -86,7 +86,7 @@ def test_decode_takes_the_context_whole_where_its_parts_would_take_too_much_memo
 
     def watched(launch: Launch) -> None:
         names.append(launch.name)
-        run(launch)
+        run_here(launch)
 
     backend = TritonKernels(watched)
     backend.scratch.poisoned = True
@@ -156,7 +156,7 @@ def test_invariant_attention_of_a_sequence_is_the_same_alone_and_in_any_step(
     kernels: OnDevice, dtype: torch.dtype
 ) -> None:
     """To the last bit, also when it comes in pieces."""
-    ours = OnDevice(TritonKernels(batch_invariant=True), kernels.device)
+    ours = OnDevice(TritonKernels(run_here, batch_invariant=True), kernels.device)
     case = sequences(STEPS["chunk"], dtype)
     q = queries(case, dtype)
     y = attend(ours, case, q, dtype)

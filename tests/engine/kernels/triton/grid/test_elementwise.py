@@ -9,7 +9,7 @@ from engine.kernels import reference
 from engine.kernels.accuracy import TOLERANCE, error
 from engine.kernels.triton.launch import THREADS_PER_WARP, Launch, check_in_place
 from tests.engine.kernels.cases import TOKENS, random_matrix
-from tests.engine.kernels.triton.grid.device import BF16, DTYPES, FP16, FP32, INTERPRETED, OnDevice, grid
+from tests.engine.kernels.triton.grid.device import BF16, DTYPES, FP16, FP32, INTERPRETED, OnDevice, grid, run_here
 
 ROWS = grid(
     [(BF16, 7, 576), (FP16, 3, 2049), (FP32, 1, 5), (BF16, 63, 64)], list(product(DTYPES, TOKENS, [64, 576, 2049, 5]))
@@ -102,7 +102,7 @@ def test_an_invariant_product_is_right_and_the_same_for_a_row_alone(dtype: torch
     """More rows than one block of them."""
     from engine.kernels.triton import TritonKernels
 
-    kernels = OnDevice(TritonKernels(batch_invariant=True), "cpu" if INTERPRETED else "cuda")
+    kernels = OnDevice(TritonKernels(run_here, batch_invariant=True), "cpu" if INTERPRETED else "cuda")
     weight, x = random_matrix(75, 136, dtype, 1, 136**-0.5), random_matrix(70, 136, dtype, 3)
     biases = [random_matrix(1, 75, dtype, 2)[0]] if has_bias else []
     packed, expected = kernels.pack_linear([weight], biases), torch.empty(70, 75)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from engine.kernels.triton.launch import Launch, run
+from engine.kernels.triton.launch import Launch
 from engine.kernels.triton.plan import ANY, ONE, SEVERAL, Lengths, Plans, list_work
 from tests.engine.kernels.cases import POPULARITIES, Shapes, adapter_tables, lora_batch, slots_by_popularity
-from tests.engine.kernels.triton.grid.device import FP32, OnDevice
+from tests.engine.kernels.triton.grid.device import FP32, OnDevice, run_here
 
 
 def expected_items(bounds: list[int], owners: list[int], block_m: int, lengths: Lengths = ANY) -> list[list[int]]:
@@ -29,7 +29,7 @@ def test_items_are_the_blocks_of_segments_with_an_owner(
     bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
     num_rows = int(bounds[-1])
     work = list_work(
-        run,
+        run_here,
         bounds.to(kernels.device),
         torch.tensor(owners, dtype=torch.int32, device=kernels.device),
         num_rows,
@@ -52,7 +52,7 @@ def test_a_list_may_be_of_segments_of_some_lengths(
     kernels: OnDevice, segments: list[int], lengths: Lengths, block_m: int
 ) -> None:
     bounds = torch.tensor([0, *segments]).cumsum(0).to(torch.int32)
-    work = list_work(run, bounds.to(kernels.device), None, int(bounds[-1]), block_m, lengths)
+    work = list_work(run_here, bounds.to(kernels.device), None, int(bounds[-1]), block_m, lengths)
     items = work.items[: work.capacity].tolist()
     expected = expected_items(bounds.tolist(), list(range(len(segments))), block_m, lengths)
     assert [item[:3] for item in items[: len(expected)]] == expected
@@ -68,7 +68,7 @@ def test_a_list_has_room_for_each_mix_of_its_lengths_and_no_more_than_that() -> 
 
 def test_a_segment_without_owners_owns_itself(kernels: OnDevice) -> None:
     bounds = torch.tensor([0, 2, 2, 5], dtype=torch.int32, device=kernels.device)
-    work = list_work(run, bounds, None, 5, 1)
+    work = list_work(run_here, bounds, None, 5, 1)
     assert work.items[: work.capacity, :2].tolist() == [[0, 0], [0, 1], [2, 2], [2, 3], [2, 4]]
 
 
