@@ -4,6 +4,7 @@ The Kafka library speaks of topics by name alone, and a position does not say wh
 So the one request that tells ids, Metadata in version 12, is written down here.
 """
 
+import functools
 from collections.abc import Collection, Mapping
 from io import BytesIO
 from typing import Any
@@ -22,11 +23,14 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
+from services import telemetry
+
 METADATA = 3
 VERSION = 12
 NAME = CompactString("utf-8")
 TAGS = ("tags", TaggedFields)
 NO_ID = UUID(int=0)
+_log = telemetry.get_logger()
 
 
 class Uuid(AbstractType):  # type: ignore[misc]  # the library is untyped
@@ -110,9 +114,20 @@ async def topic_ids(consumer: Any, topics: Collection[str]) -> dict[str, UUID]:
     client = consumer._client  # noqa: SLF001  # the library has no other way to ask
     try:
         answer = await client.send(client.get_random_node(), _AskForIds(topics))
-    except (IncompatibleBrokerVersion, NotImplementedError):
+    except (IncompatibleBrokerVersion, NotImplementedError) as error:  # the library raises either
+        _tell_too_old(repr(error))
         return {}
     return {name: topic_id for code, name, topic_id, *_ in answer.topics if code == 0 and topic_id != NO_ID}
+
+
+@functools.cache
+def _tell_too_old(reason: str) -> None:
+    """Once a process, as it is asked every second: what the broker cannot tell goes unnoticed."""
+    _log.warning(
+        "The broker is too old to tell topic ids: a topic that is deleted and made anew is not noticed",
+        action="topic_ids_unknown",
+        reason=reason,
+    )
 
 
 class KnownTopics:
