@@ -70,7 +70,7 @@ kernels-full: $(VENV)/.dev ## the CUDA kernels in full: every case in the interp
 	@$(MAKE) kernels-compiled
 
 kernels-compiled: $(VENV)/.dev ## compile every launch of the CUDA kernels for sm_80, sm_90 and sm_100 and read the machine code
-	KERNEL_GRID=full $(BIN)/python -m pytest -q --timeout 3600 tests/engine/kernels/triton/test_compiled.py
+	KERNEL_GRID=full $(BIN)/python -m pytest -q --timeout 3600 tests/engine/kernels/triton/measure/test_compiled.py
 
 # No environment of our own: on a GPU machine this takes the Python that is there, with the packages it has.
 gpu-check: ## check and measure kernels and engine on this machine's GPU; ONLY="tests kernels" runs parts; exit code 2 where there is none

@@ -7,7 +7,6 @@ first used.
 from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig
-from engine.digest import adapter_digest, model_fingerprint
 from engine.errors import (
     AdapterError,
     AdapterInUseError,
@@ -19,6 +18,7 @@ from engine.errors import (
     RequestError,
     UnknownAdapterError,
 )
+from engine.files.digest import adapter_digest, model_fingerprint
 from engine.lora.peft import check_adapter
 from engine.model.config import ModelConfig, read_model_config
 from engine.types import AdapterInfo, AdapterTraffic, FinishReason, Output, Request, SamplingParams, Usage

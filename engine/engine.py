@@ -7,11 +7,8 @@ from types import MappingProxyType
 
 import torch
 
-from engine.backend import Backend, open_backend, torch_dtype
-from engine.batch import build_batch
 from engine.config import EngineConfig
 from engine.errors import AdapterInUseError, EngineError, InvalidRequestError, UnknownAdapterError
-from engine.input_processor import InputProcessor
 from engine.lora.checked import CheckedAdapter, check
 from engine.lora.reading import Reader, ThreadReader
 from engine.lora.store import AdapterStore, LoadedAdapter
@@ -25,10 +22,13 @@ from engine.model.decoder import Decoder
 from engine.model.tokenizer import Tokenizer
 from engine.model.weights import Stored, load_weights, stored_tensors
 from engine.model.workspace import Workspace
-from engine.request_state import RequestState
-from engine.runner import make_runner
-from engine.sampling import Sampled
-from engine.scheduler import Scheduler, Slice
+from engine.scheduling.input_processor import InputProcessor
+from engine.scheduling.request_state import RequestState
+from engine.scheduling.scheduler import Scheduler, Slice
+from engine.step.backend import Backend, open_backend, torch_dtype
+from engine.step.batch import build_batch
+from engine.step.runner import make_runner
+from engine.step.sampling import Sampled
 from engine.types import AdapterInfo, AdapterName, AdapterTraffic, FinishReason, Output, Request, RequestId
 
 LONGEST_WAIT_S = 0.02

@@ -10,7 +10,7 @@ from pathlib import Path
 from engine.check.attempt import Attempts
 from engine.check.say import say
 from engine.check.suite import EngineReport, PeftReport
-from engine.kernels.triton.gpu_check import KernelReport
+from engine.kernels.triton.measure.gpu_check import KernelReport
 
 
 @dataclass

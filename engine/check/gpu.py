@@ -30,7 +30,7 @@ def measuring(directory: Path) -> Mapping[str, "Part"]:
     from engine.check.device_tests import run_device_tests
     from engine.check.suite import LLAMA_SCALE, measure_engine, measure_peer
     from engine.engine import Engine
-    from engine.kernels.triton.gpu_check import LLAMA_KERNELS, gpu_clock, measure_kernels
+    from engine.kernels.triton.measure.gpu_check import LLAMA_KERNELS, gpu_clock, measure_kernels
 
     wait = torch.cuda.synchronize
 

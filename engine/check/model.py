@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 from torch import Tensor
 
-from engine.kernels.triton.shapes import ModelShape
+from engine.kernels.triton.measure.shapes import ModelShape
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 STRENGTH = 0.01

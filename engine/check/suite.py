@@ -23,8 +23,8 @@ from engine.check.speed import (
 )
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.kernels.triton.cost import RATIO_KEPT, Load, decode_step, ratio
-from engine.kernels.triton.shapes import LLAMA, ModelShape
+from engine.kernels.triton.measure.cost import RATIO_KEPT, Load, decode_step, ratio
+from engine.kernels.triton.measure.shapes import LLAMA, ModelShape
 
 MAKES_ENGINE = Callable[..., Engine]
 GIB = 1 << 30

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from engine.check.findings import Findings
 from engine.check.speed import Overlap, Speed
 from engine.check.suite import EngineReport, PeftReport, Row
-from engine.kernels.triton.gpu_check import KernelReport, Measurement
+from engine.kernels.triton.measure.gpu_check import KernelReport, Measurement
 
 PEFT_FACTOR, MOST_STEP_COST = 20.0, 0.05
 MOST_SECONDS = 480

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from engine.digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from engine.errors import AdapterError
+from engine.files.digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from engine.lora.layout import AdapterLayout, lay_out, write_adapter
 from engine.lora.peft import read_adapter
 from engine.model.config import ModelConfig

@@ -6,7 +6,6 @@ Every operator runs once over all tokens of a step, whatever their adapters and 
 import torch
 from torch import Tensor
 
-from engine.batch import StepBatch
 from engine.kernels import Kernels, PackedLinear
 from engine.lora.edges import Edges
 from engine.lora.layout import Stripes
@@ -16,6 +15,7 @@ from engine.model.config import ModelConfig
 from engine.model.rope import cos_sin
 from engine.model.weights import LayerWeights, ModelWeights
 from engine.model.workspace import Activations, Workspace
+from engine.step.batch import StepBatch
 
 # Each group's first projection, as an index of kernels.PROJECTIONS.
 QKV, OUTPUT, GATE_UP, DOWN = 0, 3, 4, 6

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from engine.digest import weight_files
 from engine.errors import ModelError
+from engine.files.digest import weight_files
+from engine.files.tensorfile import StoredTensor, TensorFileError, read_tensor_file
 from engine.kernels import Kernels, PackedLinear
 from engine.lora.layout import to_tensor
 from engine.model.config import ModelConfig
-from engine.tensorfile import StoredTensor, TensorFileError, read_tensor_file
 
 Stored = StoredTensor | torch.Tensor
 

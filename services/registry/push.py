@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine import AdapterError, adapter_digest
-from engine.digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from engine.files.digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from engine.files.tensorfile import TensorFileError, read_tensor_file
 from engine.lora.peft import PICKLED_WEIGHTS
 from engine.lora.peft_config import read_peft_config
-from engine.tensorfile import TensorFileError, read_tensor_file
 from schemas.common import AdapterStatus
 from services.database import Connection, Pool, transaction, translated
 from services.errors import InputError

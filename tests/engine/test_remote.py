@@ -11,12 +11,12 @@ import pytest
 from torch import Tensor
 
 from engine import ConfigurationError, Engine, EngineConfig, Output, Request, SamplingParams
-from engine.backend import Backend
 from engine.device import CpuDevice, open_device
-from engine.graphs import batch_buckets
 from engine.kernels import fallback, load_cpu_kernels
 from engine.lora.tables import FIRST_SLOTS
-from engine.runner import RemoteRunner
+from engine.step.backend import Backend
+from engine.step.graphs import batch_buckets
+from engine.step.runner import RemoteRunner
 from tests.builders import ALL_LINEAR, lora_adapter, tiny_llama
 
 # Without a compiler there is nothing to test, but CI has one: there a build that fails must not pass for a skip.

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from engine import Engine
-from engine.backend import Backend
 from engine.check import suite
 from engine.check.attempt import Attempts
 from engine.check.device_tests import TIMED_OUT, run_device_tests
@@ -25,8 +24,9 @@ from engine.check.suite import EngineReport, PeftReport, Scale, measure_engine, 
 from engine.check.table import table
 from engine.device import CpuDevice
 from engine.kernels import fallback, load_cpu_kernels
-from engine.kernels.triton.gpu_check import KernelReport, Measurement
-from engine.kernels.triton.shapes import ModelShape
+from engine.kernels.triton.measure.gpu_check import KernelReport, Measurement
+from engine.kernels.triton.measure.shapes import ModelShape
+from engine.step.backend import Backend
 
 ROOT = Path(__file__).parents[3]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.check.model import default_dtype, random_model
-from engine.kernels.triton.shapes import ModelShape
+from engine.kernels.triton.measure.shapes import ModelShape
 
 
 def test_weights_are_bf16_from_the_start_and_rotation_stays_in_float32(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from engine import Engine, EngineConfig
 from engine.check.speed import Case
 from engine.check.suite import EngineReport, Scale, measure_engine
-from engine.kernels.triton.shapes import ModelShape
+from engine.kernels.triton.measure.shapes import ModelShape
 from tests.engine.ondevice.engines import INTERPRETED, backend_for, sampling_only, without_logits
 
 TINY = Scale(

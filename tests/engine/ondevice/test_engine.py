@@ -7,7 +7,7 @@ import torch
 
 from engine import EngineConfig
 from engine.kernels.triton import TritonKernels
-from engine.runner import RemoteRunner
+from engine.step.runner import RemoteRunner
 from tests.builders import ALL_LINEAR, lora_adapter, tiny_llama
 from tests.engine.ondevice.engines import engine_on, request, seen, waits_raise
 from tests.engine.ondevice.pretended import PretendedBeside

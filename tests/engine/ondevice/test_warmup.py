@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from engine import Engine, EngineConfig
-from engine.kernels.triton.compiled import variant_of
 from engine.kernels.triton.launch import Launch
+from engine.kernels.triton.measure.compiled import variant_of
 from tests.builders import lora_adapter, tiny_llama
 from tests.engine.ondevice.engines import backend_for, request, sampling_only, without_logits
 

@@ -8,10 +8,10 @@ import torch
 
 from engine.kernels.accuracy import TOLERANCE, error
 from engine.kernels.triton import TritonKernels
-from engine.kernels.triton.gpu_check import Clock, KernelScale, measure_kernels, run_all
 from engine.kernels.triton.launch import Launch
-from engine.kernels.triton.shapes import ModelShape
-from engine.kernels.triton.workload import adapter_tables, torch_loop, workload
+from engine.kernels.triton.measure.gpu_check import Clock, KernelScale, measure_kernels, run_all
+from engine.kernels.triton.measure.shapes import ModelShape
+from engine.kernels.triton.measure.workload import adapter_tables, torch_loop, workload
 from tests.engine.kernels.triton.grid.device import FP32, OnDevice
 
 TINY = ModelShape("tiny", 1, 128, 2, 1, 64, 192, 500)

@@ -12,7 +12,7 @@ from engine.kernels import AttentionBatch, LoraBatch
 from engine.lora.edges import EdgeBatch, EmbeddingRows
 from engine.lora.store import LoadedAdapter
 from engine.lora.tables import SlotTables
-from engine.scheduler import Slice
+from engine.scheduling.scheduler import Slice
 
 Ids = npt.NDArray[np.int64]
 

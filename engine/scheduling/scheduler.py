@@ -24,7 +24,7 @@ from itertools import islice
 
 from engine.memory.pool import AdapterPages, BlockPage, PagePool
 from engine.memory.residency import Residency, Resident
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 from engine.types import AdapterName
 
 PATIENCE_STEPS = 64

@@ -9,8 +9,8 @@ from engine.memory.prefix import scope_key
 from engine.memory.storage import Storage
 from engine.model.config import ModelConfig
 from engine.model.tokenizer import Tokenizer
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence as Running
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Sequence as Running
 from engine.types import AdapterName, Request, RequestId
 
 

@@ -5,19 +5,19 @@ from typing import Protocol
 
 import torch
 
-from engine.backend import Backend
-from engine.batch import StepBatch
 from engine.config import EngineConfig
-from engine.graphs import Graphs, Memory, sizes_for
 from engine.lora.tables import SlotTables
 from engine.memory.storage import Storage
 from engine.model.decoder import Decoder
-from engine.placement import arrays_of, padded, with_tensors, without_mix
-from engine.sampling import Choices, Sampled, choices_of, choose, read, result_size, sample
-from engine.sequence import Sequence as Running
-from engine.staging import ALIGNMENT, Staging
+from engine.scheduling.sequence import Sequence as Running
+from engine.step.backend import Backend
+from engine.step.batch import StepBatch
+from engine.step.graphs import Graphs, Memory, sizes_for
+from engine.step.placement import arrays_of, padded, with_tensors, without_mix
+from engine.step.sampling import Choices, Sampled, choices_of, choose, read, result_size, sample
+from engine.step.staging import ALIGNMENT, Staging
+from engine.step.warmup import Extent, idle_steps
 from engine.types import PageId
-from engine.warmup import Extent, idle_steps
 
 BYTES_PER_TOKEN = 8
 BYTES_PER_SEQUENCE = 64

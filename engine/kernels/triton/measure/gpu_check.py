@@ -13,10 +13,10 @@ import torch
 
 from engine.kernels.accuracy import TOLERANCE, error
 from engine.kernels.triton import TritonKernels
-from engine.kernels.triton.cost import LARGE_BYTES, LARGE_SHARE, SMALL_EXTRA_S, Load, decode_step
 from engine.kernels.triton.launch import Launch, run
-from engine.kernels.triton.shapes import LLAMA, ModelShape
-from engine.kernels.triton.workload import (
+from engine.kernels.triton.measure.cost import LARGE_BYTES, LARGE_SHARE, SMALL_EXTRA_S, Load, decode_step
+from engine.kernels.triton.measure.shapes import LLAMA, ModelShape
+from engine.kernels.triton.measure.workload import (
     Padded,
     Workload,
     adapter_tables,

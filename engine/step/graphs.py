@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.batch import StepBatch
 from engine.device import Device
-from engine.placement import Sizes
+from engine.step.batch import StepBatch
+from engine.step.placement import Sizes
 
 Memory = tuple[int, ...]
 """Of all that a recording reads or writes, how often something larger took its place, or the bound of what it holds."""

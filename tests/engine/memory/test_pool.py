@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine import AdapterInUseError, Engine, EngineConfig, Request, SamplingParams
 from engine.memory.pool import PagePool, SequencePages
 from engine.memory.residency import Residency
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Sequence
 from engine.types import RequestId
 from tests.builders import lora_adapter, tiny_llama
 

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from engine.device import CpuDevice
-from engine.graphs import batch_bucket, block_bucket
-from engine.staging import Staging
+from engine.step.graphs import batch_bucket, block_bucket
+from engine.step.staging import Staging
 
 
 class Copies(CpuDevice):

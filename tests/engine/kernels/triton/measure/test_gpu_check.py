@@ -7,10 +7,17 @@ import torch
 
 from engine.kernels import reference
 from engine.kernels.accuracy import TOLERANCE, error
-from engine.kernels.triton.cost import LARGE_BYTES, SMALL_EXTRA_S
-from engine.kernels.triton.gpu_check import RESOLUTION_S, Clock, less_the_start
-from engine.kernels.triton.shapes import ModelShape
-from engine.kernels.triton.workload import Padded, Workload, adapter_tables, gathered_products, torch_loop, workload
+from engine.kernels.triton.measure.cost import LARGE_BYTES, SMALL_EXTRA_S
+from engine.kernels.triton.measure.gpu_check import RESOLUTION_S, Clock, less_the_start
+from engine.kernels.triton.measure.shapes import ModelShape
+from engine.kernels.triton.measure.workload import (
+    Padded,
+    Workload,
+    adapter_tables,
+    gathered_products,
+    torch_loop,
+    workload,
+)
 
 TINY = ModelShape("tiny", 1, 128, 2, 1, 64, 192, 500)
 FP32 = torch.float32

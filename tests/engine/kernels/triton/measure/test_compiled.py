@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.kernels.triton import TritonKernels, compiled
-from engine.kernels.triton.compiled import (
+from engine.kernels.triton import TritonKernels
+from engine.kernels.triton.launch import Launch
+from engine.kernels.triton.measure import compiled
+from engine.kernels.triton.measure.compiled import (
     Facts,
     Read,
     compile_launch,
@@ -23,8 +25,7 @@ from engine.kernels.triton.compiled import (
     variants,
     write_section,
 )
-from engine.kernels.triton.launch import Launch
-from engine.kernels.triton.shapes import MODELS, WITH_DOT, launches
+from engine.kernels.triton.measure.shapes import MODELS, WITH_DOT, launches
 from engine.kernels.triton.table import (
     ARCHITECTURES,
     ATTENTION,
@@ -151,7 +152,7 @@ def test_every_row_of_the_table_is_compiled() -> None:
 
 def test_every_kernel_is_compiled() -> None:
     """By itself, or within those that call it."""
-    sources = [path.read_text() for path in Path(compiled.__file__).parent.glob("*.py")]
+    sources = [path.read_text() for path in Path(compiled.__file__).parents[1].glob("*.py")]
     kernels = {name for text in sources for name in KERNEL.findall(text)}
     called = {"load_tiles", "dot_narrow", "dot_exact", "dot_shares", "rounded", "norm_weight"}
     assert {launch.name for _, launch in variants(90)} == kernels - called

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels import Kernels, Limits
-from engine.sequence import Sequence as Running
+from engine.scheduling.sequence import Sequence as Running
 from engine.types import MAX_LOGPROBS, SamplingParams
 
 LARGEST_LOGIT = 1e30

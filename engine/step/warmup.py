@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.batch import StepBatch
-from engine.graphs import batch_buckets
 from engine.kernels import AttentionBatch, LoraBatch, LoraTables
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
+from engine.step.batch import StepBatch
+from engine.step.graphs import batch_buckets
 from engine.types import PageId, RequestId, SamplingParams
 
 PREFILLS = (1, 2)

@@ -22,8 +22,8 @@ from engine.memory.pool import PagePool
 from engine.memory.residency import Residency
 from engine.memory.storage import Storage
 from engine.model.config import read_model_config
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Sequence
 from engine.types import AdapterName, PageId, RequestId
 from tests.builders import lora_adapter, tiny_llama
 

@@ -9,8 +9,8 @@ import torch
 
 from engine import SamplingParams
 from engine.kernels import load_cpu_kernels
-from engine.sampling import Choices, Sampled, apply_penalties, choices_of, sample
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
+from engine.step.sampling import Choices, Sampled, apply_penalties, choices_of, sample
 from engine.types import RequestId
 
 VOCABULARY = 50

@@ -6,8 +6,8 @@ from collections.abc import Set
 from engine.errors import EngineError
 from engine.model.text import TextStream
 from engine.model.tokenizer import Tokenizer
-from engine.sampling import Sampled
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
+from engine.step.sampling import Sampled
 from engine.types import FinishReason, Output, Usage
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine.kernels.triton.cost import (
+from engine.kernels.triton.measure.cost import (
     BANDWIDTH,
     EXAMPLE,
     LAUNCH_S,
@@ -12,7 +12,7 @@ from engine.kernels.triton.cost import (
     ratio,
     report,
 )
-from engine.kernels.triton.shapes import LLAMA
+from engine.kernels.triton.measure.shapes import LLAMA
 
 
 def test_base_weights_are_those_of_the_model() -> None:

@@ -8,9 +8,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.batch import NO_SLOT, StepBatch
 from engine.kernels import AttentionBatch, LoraBatch
 from engine.lora.edges import EdgeBatch
+from engine.step.batch import NO_SLOT, StepBatch
 
 Array = npt.NDArray[np.generic]
 

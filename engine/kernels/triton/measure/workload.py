@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.layout import column_tiles, matrix_of, padded_rank, tile_bytes
-from engine.kernels.triton.shapes import ModelShape
+from engine.kernels.triton.measure.shapes import ModelShape
 from engine.kernels.types import TILE_COLUMNS, TILE_RANKS, LoraBatch, LoraTables
 
 Matrices = tuple[Tensor, Tensor, float]

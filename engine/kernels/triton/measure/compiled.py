@@ -1,7 +1,7 @@
 """What the compiler makes of every launch, read from PTX and machine code; needs no GPU.
 
-`python -m engine.kernels.triton.compiled` compiles all launches of the table for all architectures and writes what it
-read into docs/kernels.md.
+`python -m engine.kernels.triton.measure.compiled` compiles all launches of the table for all architectures and writes
+what it read into docs/kernels.md.
 """
 
 import os
@@ -24,12 +24,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.interpreter import InterpretedFunction
 
-from engine.kernels.triton.cost import report
 from engine.kernels.triton.launch import COMPILER, Argument, Launch
-from engine.kernels.triton.shapes import all_launches
+from engine.kernels.triton.measure.cost import report
+from engine.kernels.triton.measure.shapes import all_launches
 from engine.kernels.triton.table import ARCHITECTURES, Architecture
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 DOCUMENT = Path("docs/kernels.md")
 POINTERS = {
     torch.bfloat16: "*bf16",
@@ -243,7 +243,7 @@ def write_section(document: Path, name: str, text: str) -> None:
 def main() -> None:
     """Compile everything and write docs/kernels.md."""
     write_section(DOCUMENT, "cost", report())
-    made = f"Triton {triton.__version__}, bf16 or as named, `python -m engine.kernels.triton.compiled`"
+    made = f"Triton {triton.__version__}, bf16 or as named, `python -m engine.kernels.triton.measure.compiled`"
     write_section(DOCUMENT, "compiled", f"{made}\n\n{table(_told(read_all()))}")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine.kernels.triton.shapes import LLAMA, ModelShape
+from engine.kernels.triton.measure.shapes import LLAMA, ModelShape
 from engine.kernels.triton.table import ATTENTION, EXPAND, SHRINK, width
 from engine.kernels.types import TILE_COLUMNS
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine import AdapterError, Engine, EngineConfig, Output, PromptTooLongError, Request, SamplingParams
 from engine.memory.pool import AdapterPages, BlockPage, PagePool, SequencePages
 from engine.memory.residency import Residency, Resident
-from engine.scheduler import PATIENCE_STEPS
+from engine.scheduling.scheduler import PATIENCE_STEPS
 from engine.types import AdapterName, BlockKey, RequestId
 from tests.builders import lora_adapter, tiny_llama
 

@@ -1,0 +1,1 @@
+"""One step: metadata, placement on the device, forward pass and sampling. Called by `engine.py` alone."""
