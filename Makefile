@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 UV := $(BIN)/uv
 TESTS ?= tests
 BENCH ?= engine --adapters docs/examples/adapters --distinct 4 --json
-BASE_MODEL = from services.basemodel import ensure_base_model; from services.settings import default_cache_dir; \
+BASE_MODEL = from services.localstack.base_model import ensure_base_model; from services.process.settings import default_cache_dir; \
 	print(ensure_base_model(default_cache_dir()))
 
 # Hard links where the cache lies on the same file system, copies elsewhere; byte code is compiled on first import.

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.common import ERROR_CLASSES, ERROR_SENTENCES, ErrorCode, Fault
-from services.settings import Settings
+from services.process.settings import Settings
 
 DOCS = Path(__file__).parent
 UNITS = {"_bytes": "bytes", "_s": "seconds", "_days": "days", "_ms": "milliseconds"}

@@ -1,8 +1,8 @@
-"""Alembic's environment. `services.migrate` hands over the connection; there is no other way in."""
+"""Alembic's environment. `services.postgres.migrate` hands over the connection; there is no other way in."""
 
 from alembic import context
 
-from services.migrate import VERSION_SCHEMA, VERSION_TABLE
+from services.postgres.migrate import VERSION_SCHEMA, VERSION_TABLE
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -1,6 +1,6 @@
 """${message}"""
 
-from services.migrate import refuse_downgrade, run_script
+from services.postgres.migrate import refuse_downgrade, run_script
 
 revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}

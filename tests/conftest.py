@@ -19,7 +19,7 @@ from botocore.config import Config
 from services.localstack.ports import free_ports
 from services.localstack.servers import S3, Broker, Postgres, Server
 from services.localstack.servers.s3 import NUM_PORTS
-from services.settings import Settings, default_cache_dir
+from services.process.settings import Settings, default_cache_dir
 from tests.servers import janitor
 from tests.servers.kafka import ApacheKafka, KafkaUnavailableError
 
@@ -127,7 +127,7 @@ def postgres_server(server_room: ServerRoom) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def _template_database(postgres_server: Postgres) -> str:
     """A migrated database without connections, to be copied."""
-    from services.migrate import upgrade
+    from services.postgres.migrate import upgrade
 
     postgres_server.sql(f"create database {TEMPLATE}")
     with ThreadPoolExecutor(1) as thread:  # of its own, since the test's event loop may run in this one
@@ -210,6 +210,6 @@ def apache_settings(
 @pytest.fixture(scope="session")
 def base_model_dir() -> Path:
     """SmolLM2-135M-Instruct as a Hugging Face directory, converted once per machine."""
-    from services.basemodel import ensure_base_model
+    from services.localstack.base_model import ensure_base_model
 
     return ensure_base_model(default_cache_dir())

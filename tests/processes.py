@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from services.localstack import child
-from services.settings import Settings
+from services.process.settings import Settings
 
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.05
@@ -143,7 +143,7 @@ def start(
     settings: Mapping[str, str],
     env: Mapping[str, str],
     directory: Path,
-    module: str = "services.cli",
+    module: str = "services.cli.main",
 ) -> "subprocess.Popen[bytes]":
     """Start `python -m module <command>`; the directory gets its log and the port of its health page."""
     dies_with_this_process = [
@@ -185,7 +185,7 @@ def loraq(
     """Run `loraq <arguments>` to its end; stdout and stderr apart."""
     with TemporaryDirectory(prefix="loraq-process-") as scratch:
         return subprocess.run(
-            [sys.executable, "-m", "services.cli", *arguments],
+            [sys.executable, "-m", "services.cli.main", *arguments],
             cwd=scratch,
             env={**os.environ, **settings_environment(settings), "OMP_NUM_THREADS": "1", **(env or {})},
             stdin=subprocess.DEVNULL,

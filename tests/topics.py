@@ -1,7 +1,7 @@
 """Topics as an operator deletes and makes them."""
 
-from services import kafka
-from services.settings import Settings
+from services.kafka import clients as kafka
+from services.process.settings import Settings
 from tests.waiting import eventually
 
 

@@ -1,6 +1,6 @@
 """The registry, jobs, results, usage and the outbox."""
 
-from services.migrate import refuse_downgrade, run_script
+from services.postgres.migrate import refuse_downgrade, run_script
 
 revision = "0001_initial"
 down_revision = None

@@ -1,6 +1,6 @@
 """Parked jobs and remembered cancellations."""
 
-from services.migrate import refuse_downgrade, run_script
+from services.postgres.migrate import refuse_downgrade, run_script
 
 revision = "0002_parking_and_cancellation"
 down_revision = "0001_initial"

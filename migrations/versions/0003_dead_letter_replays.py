@@ -1,6 +1,6 @@
 """Which dead letters were sent back."""
 
-from services.migrate import refuse_downgrade, run_script
+from services.postgres.migrate import refuse_downgrade, run_script
 
 revision = "0003_dead_letter_replays"
 down_revision = "0002_parking_and_cancellation"

@@ -1,6 +1,6 @@
 """Which ended jobs were replayed, and as what."""
 
-from services.migrate import refuse_downgrade, run_script
+from services.postgres.migrate import refuse_downgrade, run_script
 
 revision = "0004_job_replays"
 down_revision = "0003_dead_letter_replays"

@@ -1,6 +1,6 @@
 """Fewer index entries for each job."""
 
-from services.migrate import refuse_downgrade, run_script
+from services.postgres.migrate import refuse_downgrade, run_script
 
 revision = "0005_hot_path"
 down_revision = "0004_job_replays"

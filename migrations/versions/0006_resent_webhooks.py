@@ -1,6 +1,6 @@
 """Webhooks that are sent again by hand."""
 
-from services.migrate import refuse_downgrade, run_script
+from services.postgres.migrate import refuse_downgrade, run_script
 
 revision = "0006_resent_webhooks"
 down_revision = "0005_hot_path"

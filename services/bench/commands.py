@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from engine import EngineConfig, EngineError
+from services.cli.output import Real
 from services.errors import ConfigError, InputError
-from services.output import Real
-from services.settings import load_settings
+from services.process.settings import load_settings
 
 if TYPE_CHECKING:
     from services.bench.engine.report import EngineReport

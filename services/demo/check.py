@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from schemas.common import TERMINAL_STATES, JobState
 from schemas.events import JobOutcome, WebhookBody
-from services.database import Connection
 from services.demo.plan import Job, JobKey
-from services.webhook_receiver import ReceivedWebhook
+from services.postgres.pool import Connection
+from services.webhooks.receiver import ReceivedWebhook
 
 OUTCOMES = """
 select j.tenant, j.job_id, j.adapter, j.adapter_version, j.state, j.error_code, j.error_message, j.metadata,

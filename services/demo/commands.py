@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from services.settings import default_cache_dir
+from services.process.settings import default_cache_dir
 
 DEFAULT_DIR = Path(".loraq/demo")
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples" / "adapters"

@@ -35,7 +35,7 @@ class LoraqProcess(Server):
 
     def command(self) -> list[str]:
         """The same entry point as on the command line."""
-        return [sys.executable, "-m", "services.cli", self.name]
+        return [sys.executable, "-m", "services.cli.main", self.name]
 
     def environment(self) -> Mapping[str, str]:
         """Its settings."""

@@ -23,7 +23,7 @@ from services.localstack.files import StackFiles
 from services.localstack.prepare import stack_settings
 from services.localstack.stack import Stack
 from services.localstack.up import UpOptions, bring_up, sigterm_interrupts
-from services.locks import try_lock
+from services.process.locks import try_lock
 
 INTERRUPTED = 130
 # What differs from the defaults, and why: webhooks go to a receiver on this machine, which the dispatcher refuses

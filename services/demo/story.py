@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from rich.markup import escape
 
-from services.database import Pool, open_pool, transaction
+from services.adapters.versions import AdapterRow
 from services.demo.check import Row, Verdict
 from services.demo.plan import TENANTS, Adapter, Job, plan_jobs
 from services.demo.processes import LoraqProcess
@@ -18,9 +18,9 @@ from services.demo.tenancy import ensure_tenants, push_all
 from services.demo.traffic import follow, produce, receivers
 from services.demo.view import View
 from services.localstack.display import Steps
-from services.objectstore import open_store
-from services.registry.adapters import AdapterRow
-from services.settings import Settings
+from services.postgres.pool import Pool, open_pool, transaction
+from services.process.settings import Settings
+from services.s3.store import open_store
 
 SUMMARY = """
 select coalesce(j.adapter || '@' || j.adapter_version, 'base') as adapter, count(*) as jobs,

@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from schemas.common import AdapterStatus
-from services.database import Pool, transaction
+from services.adapters.push import inspect, push, verdict
+from services.adapters.versions import AdapterRow
 from services.demo.plan import Adapter
 from services.errors import InputError, RetryableError
-from services.objectstore import ObjectStore
-from services.registry.adapters import AdapterRow
-from services.registry.push import inspect, push, verdict
-from services.registry.tenants import add_tenant, webhook_secrets
-from services.secrets import SecretBox
-from services.settings import Settings
+from services.postgres.pool import Pool, transaction
+from services.process.settings import Settings
+from services.s3.store import ObjectStore
+from services.tenants.secrets import SecretBox
+from services.tenants.tenants import add_tenant, webhook_secrets
 
 VERDICT_TIMEOUT_S = 60.0
 

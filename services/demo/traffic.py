@@ -8,12 +8,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from schemas.common import Lane
-from services.database import Pool, transaction
+from services.client.producer import JobProducer
 from services.demo.check import Row, Verdict, count_finished, judge, read_rows
 from services.demo.plan import Job
-from services.producer import JobProducer
-from services.settings import Settings
-from services.webhook_receiver import WebhookReceiver
+from services.postgres.pool import Pool, transaction
+from services.process.settings import Settings
+from services.webhooks.receiver import WebhookReceiver
 
 POLL_S = 0.2
 # A first step on a busy machine may take long; nothing at all for this long means that something is broken.

@@ -4,7 +4,6 @@ from datetime import timedelta
 
 import aiohttp
 
-from services.database import listen, open_pool, transaction
 from services.dispatcher import housekeeping
 from services.dispatcher.connector import guarded_session
 from services.dispatcher.events import EventLoop
@@ -15,10 +14,11 @@ from services.dispatcher.sender import Sender
 from services.dispatcher.slots import HostSlots
 from services.dispatcher.wakeup import CHANNEL
 from services.dispatcher.webhooks import WebhookLoop, WebhookTimes
-from services.lifecycle import Lifecycle
-from services.registry.tenants import check_secret_key
-from services.secrets import SecretBox
-from services.settings import Settings
+from services.postgres.pool import listen, open_pool, transaction
+from services.process.lifecycle import Lifecycle
+from services.process.settings import Settings
+from services.tenants.secrets import SecretBox
+from services.tenants.tenants import check_secret_key
 
 
 async def serve(life: Lifecycle, settings: Settings) -> None:

@@ -2,8 +2,8 @@
 
 import click
 
-from services import lifecycle
-from services.settings import load_settings
+from services.process import lifecycle
+from services.process.settings import load_settings
 
 
 @click.command()

@@ -9,12 +9,13 @@ from typing import Any
 from aiokafka.errors import KafkaError
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
-from services import kafka, telemetry
 from services.dispatcher.outbox import EventRow, Outbox
 from services.dispatcher.wakeup import first_of
 from services.errors import ConfigError, PermanentError, RetryableError, ServiceError
-from services.lifecycle import Health
-from services.settings import Settings
+from services.kafka import clients as kafka
+from services.process import telemetry
+from services.process.lifecycle import Health
+from services.process.settings import Settings
 
 MAX_CLAIM = 200
 CLAIM_FOR = timedelta(seconds=60)

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
-from services import telemetry
 from services.dispatcher.outbox import Outbox
 from services.dispatcher.wakeup import first_of
 from services.errors import RetryableError
+from services.process import telemetry
 
 DELETE_EVERY_S = 3600.0
 DELETE_BATCH = 1000

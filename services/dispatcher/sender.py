@@ -7,10 +7,10 @@ from importlib.metadata import version
 
 import aiohttp
 
-from services import telemetry
 from services.dispatcher.guard import AddressGuard, AddressNotAllowedError, parse_url
 from services.dispatcher.outcome import Answer, Answered, NotAllowed, Unreachable, Unsendable
-from services.dispatcher.sign import sign
+from services.process import telemetry
+from services.webhooks.signature import sign
 
 MAX_ANSWER_BYTES = 16 * 1024
 ANSWER_BODY_TIMEOUT_S = 1.0

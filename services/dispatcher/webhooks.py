@@ -8,7 +8,6 @@ from datetime import timedelta
 
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
-from services import telemetry
 from services.dispatcher.outbox import Outbox, WebhookRow, delivery_outcome
 from services.dispatcher.outcome import (
     HOW_TO_ALLOW,
@@ -26,8 +25,9 @@ from services.dispatcher.sender import Sender
 from services.dispatcher.slots import HostSlots
 from services.dispatcher.wakeup import first_of
 from services.errors import ConfigError, InputError, RetryableError
-from services.lifecycle import Health
-from services.secrets import SecretBox
+from services.process import telemetry
+from services.process.lifecycle import Health
+from services.tenants.secrets import SecretBox
 
 MAX_CLAIM = 100
 CLAIM_SLACK = timedelta(seconds=30)

@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from schemas.common import Lane
+from services.cli.output import json_option, print_fields, print_json, print_rows, visible
 from services.dlq.choice import Choice
 from services.dlq.edits import Edit
 from services.dlq.letters import Letter, LetterPlace
 from services.dlq.options import assignment, choice_of, filters, place
 from services.errors import InputError
-from services.output import json_option, print_fields, print_json, print_rows, visible
-from services.settings import Settings, load_settings
+from services.process.settings import Settings, load_settings
 
 REPORT_COLUMNS = {"letter": "letter", "outcome": "outcome", "to": "to", "reason": "why"}
 OUTCOMES = {

@@ -9,7 +9,7 @@ from pydantic_core import from_json
 
 from schemas.job import JobRequest
 from services.errors import InputError
-from services.validation import sentence_of
+from services.parsing.validation import sentence_of
 
 
 @dataclass(frozen=True, slots=True)

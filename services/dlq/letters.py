@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from services import headers as names
-from services.headers import Origin, RawHeaders
-from services.identifiers import moment_of
-from services.validation import said_by, shown
+from services.client.identifiers import moment_of
+from services.kafka import headers as names
+from services.kafka.headers import Origin, RawHeaders
+from services.parsing.validation import said_by, shown
 
 
 class LetterPlace(NamedTuple):

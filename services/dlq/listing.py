@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-from services import kafka
-from services.database import open_pool, transaction
 from services.dlq.choice import Choice
 from services.dlq.letters import Letter, LetterPlace, letter_of
 from services.dlq.marks import Mark, Marks
 from services.errors import RetryableError
-from services.settings import Settings
-from services.topics import scan
+from services.kafka import clients as kafka
+from services.kafka.reading import scan
+from services.postgres.pool import open_pool, transaction
+from services.process.settings import Settings
 
 MAX_SHOWN_MESSAGE = 120
 COLUMNS = {

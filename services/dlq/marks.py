@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from services.database import Connection
 from services.dlq.letters import Letter, LetterPlace
+from services.postgres.pool import Connection
 
 KEEP = "90 days"
 

@@ -6,11 +6,11 @@ from typing import Any
 import click
 
 from schemas.common import ErrorCode
-from services.assignments import name_and_value
+from services.cli.output import when
 from services.dlq.choice import Choice
 from services.dlq.letters import LetterPlace
-from services.output import when
-from services.validation import shown
+from services.parsing.assignments import name_and_value
+from services.parsing.validation import shown
 
 DEAD_CODES = (ErrorCode.INVALID_MESSAGE, ErrorCode.ID_CONFLICT, ErrorCode.UNAUTHENTICATED)
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from schemas.common import ErrorCode
-from services import headers as names
+from services.client.signing import SIGNATURE_HEADER, signature
 from services.dlq.edits import Edit, why_invalid
 from services.dlq.letters import Letter
 from services.errors import InputError
-from services.headers import Origin, RawHeaders
-from services.registry.tenants import ProducerKeys, damaged_key
-from services.signing import SIGNATURE_HEADER, signature
-from services.validation import said_by
+from services.kafka import headers as names
+from services.kafka.headers import Origin, RawHeaders
+from services.parsing.validation import said_by
+from services.tenants.tenants import ProducerKeys, damaged_key
 
 NO_KEYS = ProducerKeys({}, frozenset())
 FAIL_AGAIN = (ErrorCode.INVALID_MESSAGE, ErrorCode.ID_CONFLICT)

@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from schemas.common import Lane
-from services import kafka
-from services.database import Pool, open_pool, transaction
 from services.dlq.choice import Choice
 from services.dlq.edits import Edit
 from services.dlq.letters import Letter, letter_of
 from services.dlq.marks import Mark, Marks
 from services.dlq.plan import Order, Refuse, Send, plan
 from services.errors import InputError
-from services.registry.tenants import producer_keys, require_tenant
-from services.secrets import SecretBox
-from services.settings import Settings
-from services.topics import partitions_of, scan
-from services.validation import said_by
+from services.kafka import clients as kafka
+from services.kafka.reading import partitions_of, scan
+from services.parsing.validation import said_by
+from services.postgres.pool import Pool, open_pool, transaction
+from services.process.settings import Settings
+from services.tenants.secrets import SecretBox
+from services.tenants.tenants import producer_keys, require_tenant
 
 BATCH = 100
 

@@ -6,13 +6,13 @@ from uuid import UUID
 import click
 
 from schemas.common import JobState
-from services.database import open_pool, transaction
+from services.cli.output import print_json
+from services.client.producer import JobProducer
 from services.errors import InputError
 from services.jobs.rows import Listener, wait_for
-from services.output import print_json
-from services.producer import JobProducer
-from services.registry.tenants import require_tenant
-from services.settings import Settings
+from services.postgres.pool import open_pool, transaction
+from services.process.settings import Settings
+from services.tenants.tenants import require_tenant
 
 UNSEEN = "No worker has seen the job yet; it is cancelled when it arrives."
 

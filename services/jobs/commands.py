@@ -9,9 +9,9 @@ from uuid import UUID
 import click
 
 from schemas.common import JobState, Lane
-from services.assignments import name_and_value
-from services.output import DURATION_S, moment
-from services.settings import load_settings
+from services.cli.output import DURATION_S, moment
+from services.parsing.assignments import name_and_value
+from services.process.settings import load_settings
 
 WAIT_S = 600.0
 COLUMNS = {
@@ -155,8 +155,8 @@ def list_options(command: Callable[..., None]) -> Callable[..., None]:
 @list_options
 def list_(tenant: str | None, state: str | None, limit: int, as_json: bool) -> None:
     """List the newest jobs."""
+    from services.cli.output import on_database, print_json, print_rows
     from services.jobs.rows import list_jobs
-    from services.output import on_database, print_json, print_rows
 
     rows = on_database(lambda connection: list_jobs(connection, tenant, state, limit))
     if not as_json:
@@ -175,9 +175,9 @@ def show(
     context: click.Context, job_id: UUID | None, tenant: str | None, state: str | None, limit: int, as_json: bool
 ) -> None:
     """List the newest jobs, or show everything about JOB_ID, its output and the state of its webhooks included."""
+    from services.cli.output import on_database, print_fields, print_json, print_rows
     from services.jobs.deliveries import COLUMNS as WEBHOOK_COLUMNS
     from services.jobs.rows import show_job
-    from services.output import on_database, print_fields, print_json, print_rows
 
     if job_id is None:
         context.invoke(list_, tenant=tenant, state=state, limit=limit, as_json=as_json)

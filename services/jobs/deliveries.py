@@ -3,7 +3,7 @@
 from typing import Any
 from uuid import UUID
 
-from services.database import Connection
+from services.postgres.pool import Connection
 from services.webhooks.listing import host_of
 
 COLUMNS = {

@@ -13,13 +13,13 @@ from pydantic import ValidationError
 from schemas.common import Lane
 from schemas.identity import derived_job_id, fingerprint
 from schemas.job import JobRequest
-from services import headers as names
-from services import kafka
+from services.client.identifiers import moment_of
 from services.errors import InputError
-from services.headers import Origin, RawHeaders
-from services.identifiers import moment_of
-from services.settings import Settings
-from services.topics import scan
+from services.kafka import clients as kafka
+from services.kafka import headers as names
+from services.kafka.headers import Origin, RawHeaders
+from services.kafka.reading import scan
+from services.process.settings import Settings
 
 SKEW = timedelta(hours=1)
 """How far producers' clocks, the broker's and the database's may lie apart before all of the topic is read."""

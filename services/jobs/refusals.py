@@ -7,11 +7,11 @@ from uuid import UUID
 
 import click
 
+from services.client.producer import Receipt
 from services.dlq.letters import letter_of
 from services.errors import ServiceError
-from services.producer import Receipt
-from services.settings import Settings
-from services.topics import scan
+from services.kafka.reading import scan
+from services.process.settings import Settings
 
 SKEW = timedelta(minutes=1)
 """How far this clock and the workers' may lie apart; where they lie further, a wait ends only with its time."""

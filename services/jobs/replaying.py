@@ -7,16 +7,16 @@ from uuid import UUID
 
 from schemas.common import TERMINAL_STATES, JobState, Lane
 from schemas.job import JobRequest
-from services import headers as names
-from services.database import Connection, Pool, open_pool, transaction
+from services.client.identifiers import uuid7
+from services.client.producer import JobProducer, Receipt
+from services.client.signing import SIGNATURE_HEADER
 from services.errors import InputError
-from services.identifiers import uuid7
 from services.jobs.finding import Found, Wanted, find_record
-from services.producer import JobProducer, Receipt
-from services.registry.tenants import damaged_key, producer_keys
-from services.secrets import SecretBox
-from services.settings import Settings
-from services.signing import SIGNATURE_HEADER
+from services.kafka import headers as names
+from services.postgres.pool import Connection, Pool, open_pool, transaction
+from services.process.settings import Settings
+from services.tenants.secrets import SecretBox
+from services.tenants.tenants import damaged_key, producer_keys
 
 ENDED = """
 select tenant, job_id, pool, lane, state, accepted_at, fingerprint

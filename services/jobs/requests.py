@@ -10,9 +10,9 @@ from pydantic_core import from_json
 
 from schemas.common import NAME_PATTERN
 from schemas.job import JobRequest
+from services.client.producer import with_job_id
 from services.errors import InputError
-from services.producer import with_job_id
-from services.validation import sentence_of
+from services.parsing.validation import sentence_of
 
 
 def webhook_of(target: str | None) -> dict[str, str] | None:

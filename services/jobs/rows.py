@@ -7,10 +7,10 @@ from typing import Any
 from uuid import UUID
 
 from schemas.common import TERMINAL_STATES
-from services.database import Connection, Pool, translated
 from services.errors import InputError
 from services.jobs.deliveries import deliveries_of
-from services.registry.tenants import require_tenant
+from services.postgres.pool import Connection, Pool, translated
+from services.tenants.tenants import require_tenant
 
 LIST = """
 select tenant, job_id, adapter, adapter_version, lane, state, error_code, error_message, attempts, accepted_at,

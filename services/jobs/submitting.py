@@ -13,15 +13,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from schemas.common import ErrorCode, JobState, Lane
 from schemas.identity import fingerprint
 from schemas.job import JobRequest
-from services.database import open_pool, transaction
+from services.adapters.versions import nearest
+from services.cli.output import print_json, print_rows
+from services.client.producer import MAX_IN_FLIGHT, JobProducer, Receipt
 from services.errors import InputError
 from services.jobs.refusals import Refusals
 from services.jobs.rows import Listener, require_own, wait_for
-from services.output import print_json, print_rows
-from services.producer import MAX_IN_FLIGHT, JobProducer, Receipt
-from services.registry.adapters import nearest
-from services.registry.tenants import require_tenant
-from services.settings import Settings
+from services.postgres.pool import open_pool, transaction
+from services.process.settings import Settings
+from services.tenants.tenants import require_tenant
 
 SENT_COLUMNS = {"job_id": "job", "topic": "topic", "partition": "partition", "offset": "offset"}
 UNTAKEN = (

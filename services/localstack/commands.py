@@ -9,7 +9,7 @@ import click
 from services.localstack.config import ServerName
 from services.localstack.stack import Stack
 from services.localstack.up import UpOptions, run_up
-from services.settings import default_cache_dir
+from services.process.settings import default_cache_dir
 
 DEFAULT_DIR = Path(".loraq")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

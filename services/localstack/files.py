@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from services.errors import ConfigError
-from services.validation import shown
+from services.parsing.validation import shown
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ import asyncio
 import shlex
 from pathlib import Path
 
-from services.kafka import ensure_topics
+from services.kafka.clients import ensure_topics
 from services.localstack.config import DATABASE, StackConfig, servers
 from services.localstack.files import StackFiles, write_whole
-from services.migrate import upgrade
-from services.objectstore import open_store
-from services.settings import Settings, load_settings
+from services.postgres.migrate import upgrade
+from services.process.settings import Settings, load_settings
+from services.s3.store import open_store
 
 
 def stack_settings(config: StackConfig, base_model: Path) -> Settings:

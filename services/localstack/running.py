@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from services.localstack.files import StackFiles, write_whole
 from services.localstack.ports import wait_until_free
 from services.localstack.processes import kill, started_at
-from services.locks import is_locked
+from services.process.locks import is_locked
 
 POLL_S = 0.02
 ORPHAN_TIMEOUT_S = 5.0

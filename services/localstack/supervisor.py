@@ -23,7 +23,7 @@ from services.localstack.files import StackFiles
 from services.localstack.processes import started_at
 from services.localstack.running import Running, RunningServer, write_running
 from services.localstack.servers import Server
-from services.locks import try_lock
+from services.process.locks import try_lock
 
 TICK_S = 0.1
 START_TIMEOUT_S = 60.0

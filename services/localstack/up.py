@@ -117,7 +117,7 @@ def _make_usable(config: StackConfig, files: StackFiles, converting: "Future[Pat
 
 
 def _base_model(options: UpOptions, steps: Steps) -> Path:
-    from services.basemodel import ensure_base_model
+    from services.localstack.base_model import ensure_base_model
 
     def show(doing: str, fraction: float) -> None:
         steps.now("base model", f"{doing} {fraction:.0%}")

@@ -7,8 +7,8 @@ from uuid import UUID
 
 import click
 
+from services.cli.output import json_option, on_database, one_tenant_option, print_json, print_rows, when
 from services.errors import InputError
-from services.output import json_option, on_database, one_tenant_option, print_json, print_rows, when
 from services.webhooks.listing import COLUMNS, OUTCOMES, UNDELIVERED, Chosen, list_webhooks
 from services.webhooks.resending import Wish, resend
 

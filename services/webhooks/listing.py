@@ -6,8 +6,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from services.database import Connection
-from services.registry.tenants import require_tenant
+from services.postgres.pool import Connection
+from services.tenants.tenants import require_tenant
 
 OUTCOMES = ("pending", "retrying", "failed", "blocked", "delivered")
 UNDELIVERED = OUTCOMES[:-1]

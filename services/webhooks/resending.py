@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from services.database import Connection
-from services.registry.tenants import require_tenant
+from services.postgres.pool import Connection
+from services.tenants.tenants import require_tenant
 from services.webhooks.listing import host_of
 
 # An attempt under way is one that was counted and not yet written down: it is left to its end, since two at once would

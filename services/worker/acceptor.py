@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from schemas.common import ErrorCode, Lane
-from services import telemetry
 from services.errors import PermanentError
+from services.process import telemetry
 from services.worker.dead_letters import DeadLetters
 from services.worker.decisions import Conflict, Decision, Ended, Leased, MayStart, Taken
 from services.worker.held import Held

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 from schemas.common import ErrorCode
-from services import telemetry
+from services.adapters.versions import AdapterVersion
 from services.errors import PermanentError, RetryableError
-from services.registry.adapters import AdapterVersion
+from services.process import telemetry
 from services.worker.backlog import BASE_GROUP, Backlog, Waiting
 from services.worker.bridge import EngineLostError
 from services.worker.jobs import Job, Outcome, failed

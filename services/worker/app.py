@@ -7,14 +7,15 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
-from services import kafka, telemetry
-from services.database import listen, open_pool
-from services.lifecycle import Lifecycle
-from services.objectstore import open_store
-from services.registry.base import load_base
-from services.settings import Settings
-from services.staging import Stager
-from services.topics import require_topics
+from services.adapters.base import load_base
+from services.adapters.staging import Stager
+from services.kafka import clients as kafka
+from services.kafka.reading import require_topics
+from services.postgres.pool import listen, open_pool
+from services.process import telemetry
+from services.process.lifecycle import Lifecycle
+from services.process.settings import Settings
+from services.s3.store import open_store
 from services.worker.cancellation import CHANNEL
 from services.worker.engine_process import REAL_ENGINE
 from services.worker.progress import watch_progress

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine import EngineConfig, Request
-from services import telemetry
 from services.errors import ConfigError, PermanentError, RetryableError
+from services.process import telemetry
 from services.worker.engine_process import REAL_ENGINE
 from services.worker.protocol import (
     HEADER,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from services import telemetry
-from services.database import Pool, transaction
+from services.postgres.pool import Pool, transaction
+from services.process import telemetry
 from services.worker.held import Held
 from services.worker.jobs import Job, JobKey, Outcome, Phase, cancelled
 from services.worker.persist import Persistence

@@ -11,9 +11,9 @@ from functools import partial
 from opentelemetry.trace import Span
 
 from schemas.common import ErrorCode
-from services import telemetry
 from services.errors import PermanentError, ServiceError
-from services.objectstore import ObjectStore
+from services.process import telemetry
+from services.s3.store import ObjectStore
 from services.worker.effects import Completion, completion, is_large
 from services.worker.held import Held
 from services.worker.jobs import Job, JobKey, Outcome, Phase, failed

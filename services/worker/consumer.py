@@ -18,11 +18,13 @@ from aiokafka.errors import (
 )
 
 from schemas.common import Lane
-from services import header_names, kafka, telemetry
 from services.errors import ServiceError
-from services.settings import Settings
-from services.topic_ids import KnownTopics, topic_ids
-from services.watchdog import Part
+from services.kafka import clients as kafka
+from services.kafka import header_names
+from services.kafka.topic_ids import KnownTopics, topic_ids
+from services.process import telemetry
+from services.process.settings import Settings
+from services.process.watchdog import Part
 from services.worker.commits import Commits
 from services.worker.jobs import Record
 from services.worker.ledger import Ledger, Partition

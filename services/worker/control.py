@@ -13,11 +13,13 @@ from aiokafka.errors import KafkaError
 from pydantic import ValidationError
 
 from schemas.control import Cancellation
-from services import header_names, kafka, telemetry
-from services.settings import Settings
-from services.signing import SIGNATURE_HEADER, signature
-from services.topic_ids import KnownTopics, topic_ids
-from services.validation import sentence_of
+from services.client.signing import SIGNATURE_HEADER, signature
+from services.kafka import clients as kafka
+from services.kafka import header_names
+from services.kafka.topic_ids import KnownTopics, topic_ids
+from services.parsing.validation import sentence_of
+from services.process import telemetry
+from services.process.settings import Settings
 from services.worker.cancellation import CancellationStore
 from services.worker.jobs import JobKey
 from services.worker.persist import Persistence

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 from aiokafka.errors import KafkaError
 
-from services import headers as names
-from services import kafka, telemetry
 from services.errors import InputError, ServiceError
-from services.kafka import MAX_DEAD_RECORD_BYTES
-from services.lifecycle import Health
-from services.settings import Settings
+from services.kafka import clients as kafka
+from services.kafka import headers as names
+from services.kafka.clients import MAX_DEAD_RECORD_BYTES
+from services.process import telemetry
+from services.process.lifecycle import Health
+from services.process.settings import Settings
 from services.worker.jobs import Headers, Record, Rejection
 from services.worker.ledger import Ledger
 

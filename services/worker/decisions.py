@@ -8,7 +8,7 @@ from asyncpg import Record as Row
 
 from schemas.common import TERMINAL_STATES, JobState
 from schemas.events import JobError
-from services.registry.adapters import AdapterVersion
+from services.adapters.versions import AdapterVersion
 from services.worker.jobs import Candidate, Grant
 
 MayStart: TypeAlias = Callable[[AdapterVersion | None], bool]

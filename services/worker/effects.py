@@ -13,8 +13,8 @@ from pydantic_core import to_json
 
 from schemas.common import MAX_INLINE_OUTPUT_BYTES, JobState
 from schemas.events import JobError
-from services.database import storable
-from services.identifiers import uuid7
+from services.client.identifiers import uuid7
+from services.postgres.pool import storable
 from services.worker.jobs import Job, JobKey, Outcome
 from services.worker.protocol import Finished
 

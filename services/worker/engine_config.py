@@ -2,7 +2,7 @@
 
 from engine import EngineConfig, EngineError
 from services.errors import ConfigError
-from services.settings import Settings
+from services.process.settings import Settings
 
 
 def engine_config(settings: Settings) -> EngineConfig:

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from schemas.common import SUSPECT_CODES
-from services import telemetry
-from services.lifecycle import Health
-from services.signing import SIGNATURE_HEADER, signature
-from services.validation import said_by
+from services.client.signing import SIGNATURE_HEADER, signature
+from services.parsing.validation import said_by
+from services.process import telemetry
+from services.process.lifecycle import Health
 from services.worker.breaker import Breaker, BreakerLimits, BreakerState
 from services.worker.jobs import Outcome, Rejection
 from services.worker.persist import Persistence

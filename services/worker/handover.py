@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services import telemetry
+from services.process import telemetry
 from services.worker.held import Held
 from services.worker.jobs import Job
 from services.worker.ledger import Partition

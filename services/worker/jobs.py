@@ -9,7 +9,7 @@ from uuid import UUID
 from schemas.common import ErrorCode, JobState, Lane
 from schemas.events import JobError
 from schemas.job import JobRequest
-from services.registry.adapters import AdapterVersion
+from services.adapters.versions import AdapterVersion
 from services.worker.backlog import BASE_GROUP
 from services.worker.ledger import Place
 from services.worker.protocol import Finished

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from services import telemetry
+from services.process import telemetry
 from services.worker.acceptor import Acceptor
 from services.worker.held import Held
 from services.worker.jobs import Job, Phase

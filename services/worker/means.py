@@ -7,9 +7,9 @@ from asyncpg import Record as Row
 
 from schemas.common import AdapterStatus, ErrorCode
 from schemas.events import JobError
-from services.database import Connection
-from services.registry.adapters import AdapterVersion, resolve
-from services.registry.endpoints import resolve_endpoints
+from services.adapters.versions import AdapterVersion, resolve
+from services.postgres.pool import Connection
+from services.webhooks.endpoints import resolve_endpoints
 from services.worker.jobs import Candidate, JobKey
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from prometheus_client import Histogram
 
 from schemas.common import JobState, Lane
-from services import telemetry
+from services.process import telemetry
 from services.worker.effects import Completion
 from services.worker.protocol import Finished
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from schemas.common import ErrorCode, Lane
-from services import telemetry
 from services.errors import PermanentError
+from services.process import telemetry
 from services.worker.held import Held
 from services.worker.jobs import Candidate, Job, JobKey, Outcome, Phase, expired, failed
 from services.worker.ledger import Ledger

@@ -9,8 +9,8 @@ from typing import Any
 from asyncpg import Record as Row
 
 from schemas.common import Lane
-from services import telemetry
-from services.database import Connection, Pool, storable, transaction
+from services.postgres.pool import Connection, Pool, storable, transaction
+from services.process import telemetry
 from services.worker import parking_statements as sql
 from services.worker.decisions import Taken
 from services.worker.jobs import Candidate, Job, JobKey, Record, Rejection

@@ -5,9 +5,9 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from services import telemetry
 from services.errors import ConfigError, PermanentError, RetryableError
-from services.lifecycle import Health
+from services.process import telemetry
+from services.process.lifecycle import Health
 
 T = TypeVar("T")
 Item = TypeVar("Item")

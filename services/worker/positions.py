@@ -8,7 +8,8 @@ from typing import Any
 from aiokafka import TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError
 
-from services import kafka, telemetry
+from services.kafka import clients as kafka
+from services.process import telemetry
 from services.worker.finished import Finished, decode
 from services.worker.ledger import Ledger, Partition
 

@@ -4,9 +4,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
-from services import telemetry
 from services.errors import ConfigError, RetryableError, ServiceError
-from services.watchdog import Part, ProgressWatch
+from services.process import telemetry
+from services.process.watchdog import Part, ProgressWatch
 
 LOOKS_PER_LIMIT = 10
 _log = telemetry.get_logger()

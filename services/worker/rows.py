@@ -5,7 +5,7 @@ from typing import Any
 
 from asyncpg import Record as Row
 
-from services.database import storable
+from services.postgres.pool import storable
 from services.worker.effects import Completion, logprobs_json
 from services.worker.jobs import Job, JobKey
 from services.worker.protocol import Finished

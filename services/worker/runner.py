@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from engine import EngineError, Request
 from schemas.common import ErrorCode
-from services import telemetry
-from services.registry.adapters import AdapterVersion
+from services.adapters.versions import AdapterVersion
+from services.process import telemetry
 from services.worker.adapters import Adapters
 from services.worker.backlog import BASE_GROUP, Backlog
 from services.worker.bridge import EngineBridge

@@ -8,7 +8,7 @@ import time
 from opentelemetry import trace
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode
 
-from services import telemetry
+from services.process import telemetry
 from services.worker.jobs import Job, Outcome
 from services.worker.protocol import Finished
 

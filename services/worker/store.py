@@ -8,9 +8,9 @@ from asyncpg import Record as Row
 
 from schemas.common import ErrorCode
 from schemas.events import JobError
-from services.database import Connection, Pool, pooled, transaction
-from services.registry.adapters import AdapterVersion
-from services.registry.names import is_name
+from services.adapters.versions import AdapterVersion
+from services.parsing.names import is_name
+from services.postgres.pool import Connection, Pool, pooled, transaction
 from services.worker import statements as sql
 from services.worker.decisions import Decision, MayStart, Taken, early_decision, never
 from services.worker.effects import Completion, metadata_json

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from services import telemetry
 from services.errors import ConfigError
-from services.secrets import SecretBox
+from services.process import telemetry
+from services.tenants.secrets import SecretBox
 from services.worker.records import TenantKey
 from services.worker.store import JobStore, Tenant
 

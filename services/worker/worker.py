@@ -8,12 +8,12 @@ from datetime import timedelta
 from functools import partial
 
 from schemas.common import Lane
-from services.database import Pool
-from services.lifecycle import Lifecycle
-from services.objectstore import ObjectStore
-from services.secrets import SecretBox
-from services.settings import Settings
-from services.staging import Stager
+from services.adapters.staging import Stager
+from services.postgres.pool import Pool
+from services.process.lifecycle import Lifecycle
+from services.process.settings import Settings
+from services.s3.store import ObjectStore
+from services.tenants.secrets import SecretBox
 from services.worker.acceptor import Acceptor, Handoff
 from services.worker.adapters import Adapters, Tell, Waits
 from services.worker.backlog import Backlog

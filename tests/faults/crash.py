@@ -17,7 +17,7 @@ from aiokafka import AIOKafkaConsumer
 
 from services.dispatcher.outbox import Outbox
 from services.dispatcher.sender import Sender
-from services.objectstore import ObjectStore
+from services.s3.store import ObjectStore
 from services.worker.acceptor import Acceptor
 from services.worker.bridge import EngineBridge
 from services.worker.store import JobStore

@@ -11,11 +11,12 @@ from collections import Counter
 from datetime import timedelta
 from typing import Any, Literal
 
-from services import kafka, lifecycle
 from services.dispatcher import app as dispatcher_app
 from services.dispatcher import events, webhooks
-from services.lifecycle import Lifecycle
-from services.settings import Settings
+from services.kafka import clients as kafka
+from services.process import lifecycle
+from services.process.lifecycle import Lifecycle
+from services.process.settings import Settings
 from services.worker import app as worker_app
 from services.worker.jobs import Job
 from services.worker.worker import Worker

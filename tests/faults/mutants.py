@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
-from services.database import transaction
 from services.dispatcher.sender import Sender
+from services.postgres.pool import transaction
 from services.worker import statements as sql
 from services.worker.acceptor import Acceptor
 from services.worker.commits import Commit, Commits

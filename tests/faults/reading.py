@@ -8,9 +8,9 @@ from uuid import UUID
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from services import kafka
-from services.database import Pool, transaction
-from services.settings import Settings
+from services.kafka import clients as kafka
+from services.postgres.pool import Pool, transaction
+from services.process.settings import Settings
 from services.worker.ledger import Partition, Place
 from tests.faults.checker import TERMINAL
 from tests.faults.recorder import output_of

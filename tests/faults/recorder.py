@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack
 from typing import Any, Self
 from uuid import UUID
 
-from services.dispatcher.sign import TIMESTAMP_HEADER
-from services.webhook_receiver import ReceivedWebhook, WebhookReceiver
+from services.webhooks.receiver import ReceivedWebhook, WebhookReceiver
+from services.webhooks.signature import TIMESTAMP_HEADER
 from tests.faults.snapshot import Key, Webhook
 
 REFUSED = 401

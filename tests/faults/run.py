@@ -16,9 +16,9 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 
 from schemas.common import Lane
-from services import kafka
-from services.database import open_pool
 from services.errors import ServiceError
+from services.kafka import clients as kafka
+from services.postgres.pool import open_pool
 from services.worker.ledger import Partition, Place
 from tests.faults import reading
 from tests.faults.clock import Clock, compiled

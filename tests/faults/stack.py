@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.database import open_pool, transaction
+from services.adapters.push import inspect, push
 from services.localstack.ports import free_ports
 from services.localstack.servers import S3, Postgres
 from services.localstack.servers.s3 import NUM_PORTS
-from services.migrate import upgrade
-from services.objectstore import open_store
-from services.registry.push import inspect, push
-from services.registry.tenants import add_tenant
-from services.secrets import SecretBox
+from services.postgres.migrate import upgrade
+from services.postgres.pool import open_pool, transaction
+from services.s3.store import open_store
+from services.tenants.secrets import SecretBox
+from services.tenants.tenants import add_tenant
 from tests.builders import lora_adapter, tiny_llama
 from tests.faults.clock import compiled
 from tests.faults.entry import FaultSettings

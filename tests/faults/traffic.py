@@ -15,9 +15,9 @@ from aiokafka.errors import KafkaError
 from confluent_kafka import Producer
 
 from schemas.common import Lane
-from services import kafka
-from services.identifiers import uuid7
-from services.settings import Settings
+from services.client.identifiers import uuid7
+from services.kafka import clients as kafka
+from services.process.settings import Settings
 from services.worker.ledger import Partition, Place
 from tests.faults.engine import prompt_of
 from tests.faults.recorder import Recorder

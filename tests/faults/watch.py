@@ -10,9 +10,9 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 
 from schemas.common import Lane
-from services import kafka
 from services.errors import ServiceError
-from services.settings import Settings
+from services.kafka import clients as kafka
+from services.process.settings import Settings
 from services.worker.ledger import Partition, Place
 from tests.faults.reading import Tables, committed_offsets, dead_letter_of, read_to_end, reader
 from tests.faults.snapshot import DeadLetter, Sent, Sighting

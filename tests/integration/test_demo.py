@@ -25,7 +25,7 @@ def demo(directory: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
     """`loraq demo` in a directory of its own; killed if the test leaves it running."""
     with (directory / "stderr").open("w") as stderr:
         running = subprocess.Popen(
-            [sys.executable, "-m", "services.cli", "demo", *options],
+            [sys.executable, "-m", "services.cli.main", "demo", *options],
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -63,7 +63,7 @@ def wait_for_process(directory: Path, name: str) -> psutil.Process:
     while not port_file.exists():
         assert time.monotonic() < give_up_at, (directory / "stderr").read_text()
         time.sleep(POLL_S)
-    (process,) = [p for p in of_the_demo(directory) if p.cmdline()[-3:] == ["-m", "services.cli", name]]
+    (process,) = [p for p in of_the_demo(directory) if p.cmdline()[-3:] == ["-m", "services.cli.main", name]]
     return process
 
 

@@ -12,9 +12,9 @@ from confluent_kafka import KafkaError, Message, Producer
 from standardwebhooks import Webhook
 
 from schemas.common import Lane
-from services.identifiers import uuid7
-from services.secrets import new_webhook_secret
-from services.settings import Settings
+from services.client.identifiers import uuid7
+from services.process.settings import Settings
+from services.tenants.secrets import new_webhook_secret
 from tests.builders import lora_adapter, tiny_llama
 from tests.integration.workers import running_worker
 from tests.integration.world import TENANT, job_request, open_world
@@ -48,7 +48,7 @@ async def test_a_job_from_the_page_ends_in_a_row(settings: Settings) -> None:
 async def test_a_job_is_sent_and_its_row_read_as_on_the_page(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("services.settings.load_settings", lambda: settings)
+    monkeypatch.setattr("services.process.settings.load_settings", lambda: settings)
     names: dict[str, Any] = {}
     exec(SENDING + READING, names)  # noqa: S102  # the page's own code
     async with open_world(settings) as world, running_worker(settings):

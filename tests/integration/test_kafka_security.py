@@ -12,13 +12,13 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 
 from schemas.common import Lane
-from services import kafka
-from services.database import open_pool, transaction
 from services.errors import ConfigError, ServiceError
+from services.kafka import clients as kafka
 from services.localstack.ports import free_ports
-from services.registry.tenants import add_tenant
-from services.secrets import SecretBox
-from services.settings import Settings
+from services.postgres.pool import open_pool, transaction
+from services.process.settings import Settings
+from services.tenants.secrets import SecretBox
+from services.tenants.tenants import add_tenant
 from tests.conftest import ServerRoom, tell_unavailable
 from tests.integration.world import job_request
 from tests.processes import Process, loraq, spawn

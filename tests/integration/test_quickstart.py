@@ -76,7 +76,7 @@ def shell(clone: Path) -> Iterator["subprocess.Popen[bytes]"]:
         )
     yield bash
     for directory in scratch.glob("*/.loraq"):
-        subprocess.run([sys.executable, "-m", "services.cli", "down", "--dir", directory], check=True)
+        subprocess.run([sys.executable, "-m", "services.cli.main", "down", "--dir", directory], check=True)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(bash.pid, signal.SIGKILL)
     bash.wait()

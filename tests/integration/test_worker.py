@@ -8,15 +8,15 @@ import pytest
 
 from schemas.common import ERROR_CLASSES, ErrorCode, Lane
 from schemas.events import CloudEvent, WebhookBody
-from services import kafka
+from services.client.identifiers import uuid7
+from services.client.signing import SIGNATURE_HEADER, signature
 from services.errors import ConfigError
-from services.identifiers import uuid7
-from services.objectstore import Location
-from services.registry.endpoints import add_endpoint
-from services.registry.tenants import add_tenant
-from services.secrets import SecretBox
-from services.settings import Settings
-from services.signing import SIGNATURE_HEADER, signature
+from services.kafka import clients as kafka
+from services.process.settings import Settings
+from services.s3.store import Location
+from services.tenants.secrets import SecretBox
+from services.tenants.tenants import add_tenant
+from services.webhooks.endpoints import add_endpoint
 from tests.builders import lora_adapter, tiny_llama
 from tests.integration.workers import running_worker
 from tests.integration.world import TENANT, World, header, job_request, open_world

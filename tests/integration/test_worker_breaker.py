@@ -8,12 +8,13 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from services import kafka, telemetry
-from services.lifecycle import Lifecycle
-from services.registry.tenants import add_tenant
-from services.secrets import SecretBox
-from services.settings import Settings
-from services.signing import SIGNATURE_HEADER, signature
+from services.client.signing import SIGNATURE_HEADER, signature
+from services.kafka import clients as kafka
+from services.process import telemetry
+from services.process.lifecycle import Lifecycle
+from services.process.settings import Settings
+from services.tenants.secrets import SecretBox
+from services.tenants.tenants import add_tenant
 from tests.integration.workers import FAULTY_ENGINE, running_worker
 from tests.integration.world import TENANT, World, job_request, open_world
 from tests.waiting import eventually

@@ -9,9 +9,9 @@ from uuid import UUID
 import pytest
 
 from schemas.control import Cancellation
-from services.identifiers import uuid7
-from services.settings import Settings
-from services.signing import SIGNATURE_HEADER, signature
+from services.client.identifiers import uuid7
+from services.client.signing import SIGNATURE_HEADER, signature
+from services.process.settings import Settings
 from tests.integration.workers import FAULTY_ENGINE, running_worker
 from tests.integration.world import TENANT, World, job_request, open_world
 from tests.topics import make_anew

@@ -9,9 +9,9 @@ from uuid import UUID
 
 import pytest
 
-from services.lifecycle import Lifecycle
 from services.localstack.servers import Postgres
-from services.settings import Settings
+from services.process.lifecycle import Lifecycle
+from services.process.settings import Settings
 from services.worker.app import serve
 from tests.builders import lora_adapter, tiny_llama
 from tests.integration.workers import FAULTY_ENGINE, running_worker

@@ -6,8 +6,8 @@ from pathlib import Path
 from schemas.common import MAX_INLINE_OUTPUT_BYTES
 from schemas.events import WebhookBody
 from services.localstack.ports import free_ports
-from services.objectstore import Location
-from services.settings import Settings
+from services.process.settings import Settings
+from services.s3.store import Location
 from tests.integration.workers import running_worker
 from tests.integration.world import open_world
 

@@ -11,9 +11,9 @@ from uuid import UUID
 
 import pytest
 
-from services.identifiers import uuid7
-from services.settings import Settings
-from services.staging import Stager
+from services.adapters.staging import Stager
+from services.client.identifiers import uuid7
+from services.process.settings import Settings
 from tests.builders import lora_adapter, tiny_llama
 from tests.integration.workers import FAULTY_ENGINE, running_worker
 from tests.integration.world import TENANT, World, job_request, open_world

@@ -8,9 +8,9 @@ from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 from confluent_kafka import Producer
 
 from schemas.common import Lane
-from services.identifiers import uuid7
-from services.producer import JobProducer
-from services.settings import Settings
+from services.client.identifiers import uuid7
+from services.client.producer import JobProducer
+from services.process.settings import Settings
 from tests.integration.workers import running_worker
 from tests.integration.world import TENANT, World, header, job_request, open_world
 from tests.waiting import eventually

@@ -3,8 +3,8 @@
 import asyncio
 
 from schemas.common import Lane
-from services import telemetry
-from services.settings import Settings
+from services.process import telemetry
+from services.process.settings import Settings
 from tests.integration.workers import FAULTY_ENGINE, running_worker
 from tests.integration.world import World, open_world
 from tests.waiting import eventually

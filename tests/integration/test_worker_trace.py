@@ -3,9 +3,9 @@
 from opentelemetry.trace import SpanKind
 
 from schemas.job import JobRequest, Sampling
-from services import telemetry
-from services.producer import JobProducer
-from services.settings import Settings
+from services.client.producer import JobProducer
+from services.process import telemetry
+from services.process.settings import Settings
 from tests.integration.workers import running_worker
 from tests.integration.world import TENANT, open_world
 from tests.spans import recorded_spans

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from services.lifecycle import Lifecycle
-from services.settings import Settings
+from services.process.lifecycle import Lifecycle
+from services.process.settings import Settings
 from services.worker.app import serve
 from tests.waiting import eventually
 

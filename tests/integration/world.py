@@ -11,15 +11,15 @@ from uuid import UUID
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from schemas.common import Lane
-from services import kafka
-from services.database import Pool, open_pool, transaction
-from services.identifiers import uuid7
-from services.objectstore import ObjectStore, open_store
-from services.registry.base import load_base
-from services.registry.push import inspect, push
-from services.registry.tenants import add_tenant
-from services.secrets import SecretBox
-from services.settings import Settings
+from services.adapters.base import load_base
+from services.adapters.push import inspect, push
+from services.client.identifiers import uuid7
+from services.kafka import clients as kafka
+from services.postgres.pool import Pool, open_pool, transaction
+from services.process.settings import Settings
+from services.s3.store import ObjectStore, open_store
+from services.tenants.secrets import SecretBox
+from services.tenants.tenants import add_tenant
 from tests.waiting import PATIENCE_S, eventually
 
 TENANT = "acme"

@@ -6,7 +6,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from services.identifiers import uuid7
+from services.client.identifiers import uuid7
 
 TENANT = "acme"
 JOB = """

@@ -13,8 +13,8 @@ from alembic.script import ScriptDirectory
 import migrations
 from services.errors import PermanentError
 from services.localstack.servers import Postgres
-from services.migrate import MIGRATIONS, refuse_downgrade, upgrade
-from services.settings import Settings
+from services.postgres.migrate import MIGRATIONS, refuse_downgrade, upgrade
+from services.process.settings import Settings
 from tests.processes import loraq
 
 SQL = Path(migrations.__file__).parent / "sql"

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator
 
-from services.cli import COMMANDS
-from services.settings import Settings
+from services.cli.main import COMMANDS
+from services.process.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from schemas.job import JobRequest
-from services import telemetry
-from services.cli import cli
+from services.cli.main import cli
+from services.process import telemetry
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

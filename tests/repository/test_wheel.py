@@ -44,5 +44,5 @@ def test_the_wheel_carries_the_command_and_the_licence(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     names = archive.namelist()
     points = archive.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
-    assert "loraq = services.cli:main" in points
+    assert "loraq = services.cli.main:main" in points
     assert any(name.endswith("/LICENSE") for name in names)

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from schemas.common import ErrorCode, Lane
 from schemas.export import MODELS, reference_files, write
-from services.settings import Settings
+from services.process.settings import Settings
 from services.worker.dead_letters import dead_letter
 from services.worker.jobs import Record, Rejection
 from services.worker.ledger import Partition, Place

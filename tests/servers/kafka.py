@@ -13,7 +13,7 @@ from pathlib import Path
 
 from services.localstack.ports import LOOPBACK, accepts_connections
 from services.localstack.servers import Server
-from services.settings import default_cache_dir
+from services.process.settings import default_cache_dir
 
 VERSION = "4.1.1"
 

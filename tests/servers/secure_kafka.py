@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from services.localstack.ports import LOOPBACK
-from services.settings import Settings
+from services.process.settings import Settings
 from tests.servers.certificates import write_authority
 from tests.servers.kafka import ApacheKafka, tools_jars
 

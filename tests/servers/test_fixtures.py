@@ -3,8 +3,8 @@
 import asyncpg
 import pytest
 
-from services.kafka import ensure_topics
-from services.settings import Settings
+from services.kafka.clients import ensure_topics
+from services.process.settings import Settings
 from tests.processes import settings_environment
 
 

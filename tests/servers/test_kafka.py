@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.kafka import cluster_id
-from services.settings import Settings
+from services.kafka.clients import cluster_id
+from services.process.settings import Settings
 from tests.servers.kafka import KafkaUnavailableError, kafka_jars
 
 KAFKA_TEST = """

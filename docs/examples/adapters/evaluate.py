@@ -12,8 +12,8 @@ from peft import PeftModel
 from recipes import RECIPES, Recipe
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from services.basemodel import ensure_base_model
-from services.settings import default_cache_dir
+from services.localstack.base_model import ensure_base_model
+from services.process.settings import default_cache_dir
 
 LABELS = frozenset({"billing", "bug", "account", "shipping", "other"})
 MAX_BRIEF_WORDS = 15

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine import adapter_digest
-from services.basemodel import ensure_base_model
-from services.settings import default_cache_dir
+from services.localstack.base_model import ensure_base_model
+from services.process.settings import default_cache_dir
 
 BATCH_SIZE = 8
 # The order in which threads add up is part of the result.

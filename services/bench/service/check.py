@@ -7,7 +7,7 @@ from uuid import UUID
 
 from services.bench.service.place import Place
 from services.bench.service.processes import cost_of, name_of
-from services.database import translated
+from services.postgres.pool import translated
 
 PROGRESS = "select coalesce(sum(jobs), 0)::bigint from loraq.usage_hourly where tenant = any($1::text[])"
 TERMINAL = """

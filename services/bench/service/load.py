@@ -10,9 +10,9 @@ import json
 import sys
 import time
 
-from services import kafka
 from services.bench.service.plan import Plan
-from services.settings import Settings, load_settings
+from services.kafka import clients as kafka
+from services.process.settings import Settings, load_settings
 
 BURST_S = 0.005
 MAX_UNSENT = 5000

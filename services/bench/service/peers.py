@@ -15,9 +15,9 @@ import time
 from typing import Any
 
 from schemas.job import JobRequest
-from services import kafka
-from services.database import Pool, open_pool
-from services.settings import Settings, load_settings
+from services.kafka import clients as kafka
+from services.postgres.pool import Pool, open_pool
+from services.process.settings import Settings, load_settings
 
 BATCH = 500
 SCHEMA = "loraq_bench"

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from aiokafka.errors import KafkaError
 
-from services import kafka, telemetry
-from services.database import Pool, open_pool, transaction
 from services.errors import RetryableError
-from services.registry.tenants import add_tenant
-from services.secrets import SecretBox
-from services.settings import Settings
+from services.kafka import clients as kafka
+from services.postgres.pool import Pool, open_pool, transaction
+from services.process import telemetry
+from services.process.settings import Settings
+from services.tenants.secrets import SecretBox
+from services.tenants.tenants import add_tenant
 
 NUM_TENANTS = 8
 # One by one, so that no statement runs for longer than the database's timeout.

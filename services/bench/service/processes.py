@@ -124,7 +124,7 @@ async def running_worker(engine: str, env: Mapping[str, str], directory: Path) -
     log, port = directory / "worker.log", directory / "worker.port"
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            *_command(["services.cli", "worker", "--engine", engine]),
+            *_command(["services.cli.main", "worker", "--engine", engine]),
             env={**os.environ, **env, "LORAQ_HTTP_PORT_FILE": str(port)},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,

@@ -20,7 +20,7 @@ from services.bench.service.plan import Plan
 from services.bench.service.processes import Cost, WorkerProcess, machine_cpu_s, run_module, running_worker
 from services.bench.service.report import ServiceReport
 from services.errors import RetryableError
-from services.settings import Settings
+from services.process.settings import Settings
 
 SAMPLE_S = 0.25
 STALLED_S = 60.0

@@ -2,8 +2,8 @@
 
 import time
 
-from services.dispatcher.sign import TIMESTAMP_HEADER
-from services.webhook_receiver import ReceivedWebhook
+from services.webhooks.receiver import ReceivedWebhook
+from services.webhooks.signature import TIMESTAMP_HEADER
 from tests.faults.experiment import experiment
 from tests.faults.run import Run
 

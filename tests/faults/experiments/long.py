@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from confluent_kafka import Producer
 
 from schemas.common import Lane
-from services.identifiers import uuid7
-from services.objectstore import open_store
-from services.registry.push import inspect, push
+from services.adapters.push import inspect, push
+from services.client.identifiers import uuid7
+from services.s3.store import open_store
 from tests.builders import lora_adapter
 from tests.faults.engine import prompt_of
 from tests.faults.experiment import experiment

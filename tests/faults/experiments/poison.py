@@ -5,7 +5,7 @@ import statistics
 from aiokafka import TopicPartition
 from aiokafka.admin import NewTopic
 
-from services import kafka
+from services.kafka import clients as kafka
 from tests.faults.experiment import experiment
 from tests.faults.reading import committed_offsets
 from tests.faults.run import Run, configure

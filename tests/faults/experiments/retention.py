@@ -4,7 +4,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin.records_to_delete import RecordsToDelete
 
 from schemas.common import Lane
-from services import kafka
+from services.kafka import clients as kafka
 from services.worker.ledger import Place
 from tests.faults.experiment import experiment
 from tests.faults.run import Run

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.job import JobRequest
-from services import kafka
 from services.bench import commands
 from services.bench.service.check import Row, terminal_rows, verdict
 from services.bench.service.latency import Snapshot, first_seen_ns, percentile, snapshot
 from services.bench.service.place import open_place
 from services.bench.service.plan import Plan
-from services.database import transaction
+from services.client.identifiers import uuid7
 from services.errors import InputError
-from services.identifiers import uuid7
-from services.settings import Settings
+from services.kafka import clients as kafka
+from services.postgres.pool import transaction
+from services.process.settings import Settings
 from tests.processes import loraq
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from schemas.common import ErrorCode, JobState, Lane
 from schemas.events import JobError, JobOutcome, Timings, Usage, WebhookBody
 from services.demo.check import Row, Verdict, judge
 from services.demo.plan import Job
-from services.webhook_receiver import ReceivedWebhook
+from services.webhooks.receiver import ReceivedWebhook
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 JOB = Job(uuid4(), "acme", "pirate", "Hello", Lane.STANDARD, "run")

@@ -8,11 +8,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from services.database import Pool, open_pool
 from services.dispatcher.app import serve
-from services.lifecycle import Lifecycle
-from services.secrets import SecretBox, new_webhook_secret
-from services.settings import Settings
+from services.postgres.pool import Pool, open_pool
+from services.process.lifecycle import Lifecycle
+from services.process.settings import Settings
+from services.tenants.secrets import SecretBox, new_webhook_secret
 
 TENANT = "acme"
 BODY = '{"type":"job.succeeded","timestamp":"2026-12-01T12:00:00Z","data":{"output_text":"grüße"}}'

@@ -8,9 +8,9 @@ from uuid import UUID
 
 from aiokafka import AIOKafkaConsumer
 
-from services.kafka import client_options, ensure_topics
-from services.settings import Settings
-from services.webhook_receiver import WebhookReceiver
+from services.kafka.clients import client_options, ensure_topics
+from services.process.settings import Settings
+from services.webhooks.receiver import WebhookReceiver
 from tests.services.dispatcher.conftest import BODY, World, dispatching, make_world, quick
 from tests.waiting import eventually
 

@@ -2,9 +2,9 @@
 
 from pydantic import SecretStr
 
-from services.kafka import ensure_topics
-from services.secrets import new_secret_key
-from services.webhook_receiver import WebhookReceiver
+from services.kafka.clients import ensure_topics
+from services.tenants.secrets import new_secret_key
+from services.webhooks.receiver import WebhookReceiver
 from tests.processes import loraq, spawn
 from tests.services.dispatcher.conftest import World
 from tests.waiting import eventually

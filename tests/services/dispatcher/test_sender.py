@@ -16,8 +16,8 @@ from services.dispatcher.connector import Lookup, guarded_session
 from services.dispatcher.guard import AddressGuard, AddressNotAllowedError
 from services.dispatcher.outcome import Answer, Answered, NotAllowed, Unreachable
 from services.dispatcher.sender import Sender
-from services.secrets import new_webhook_secret
-from services.webhook_receiver import WebhookReceiver
+from services.tenants.secrets import new_webhook_secret
+from services.webhooks.receiver import WebhookReceiver
 from tests.services.dispatcher.servers import (
     OK,
     Answering,

@@ -2,9 +2,9 @@
 
 from opentelemetry.trace import SpanKind, StatusCode
 
-from services import telemetry
-from services.kafka import ensure_topics
-from services.webhook_receiver import WebhookReceiver
+from services.kafka.clients import ensure_topics
+from services.process import telemetry
+from services.webhooks.receiver import WebhookReceiver
 from tests.services.dispatcher.conftest import World, dispatching
 from tests.spans import recorded_spans
 from tests.waiting import eventually

@@ -12,8 +12,8 @@ from prometheus_client import REGISTRY
 from services.dispatcher.outbox import Outbox
 from services.dispatcher.outcome import Delivered, Failed, Retry
 from services.dispatcher.slots import Room
-from services.secrets import new_webhook_secret
-from services.webhook_receiver import ReceivedWebhook, WebhookReceiver
+from services.tenants.secrets import new_webhook_secret
+from services.webhooks.receiver import ReceivedWebhook, WebhookReceiver
 from tests.services.dispatcher.conftest import BODY, TENANT, World, dispatching
 from tests.services.dispatcher.servers import OK, hang, raw_server, saying
 from tests.waiting import eventually

@@ -6,7 +6,7 @@ from typing import Any
 
 from schemas.common import ErrorCode, Lane
 from services.dlq.letters import Letter, letter_of
-from services.headers import RawHeaders
+from services.kafka.headers import RawHeaders
 from services.worker.dead_letters import dead_letter
 from services.worker.jobs import Record, Rejection
 from services.worker.ledger import Partition, Place

@@ -5,10 +5,10 @@ from datetime import timedelta
 import click
 import pytest
 
+from services.cli.output import when
 from services.dlq.choice import Choice
 from services.dlq.letters import LetterPlace
 from services.dlq.options import assignment, place
-from services.output import when
 from tests.services.dlq.letters import TOPIC, put_aside, request
 
 LETTER = put_aside(request(adapter="tone@3"))

@@ -12,15 +12,15 @@ import pytest
 from pydantic import SecretStr
 
 from schemas.common import ErrorCode, Lane
-from services import headers as names
+from services.client.signing import SIGNATURE_HEADER, signature
 from services.dlq.choice import Choice
 from services.dlq.edits import Edit
 from services.dlq.listing import newest
 from services.dlq.replay import Wish, replay
-from services.registry.tenants import add_tenant
-from services.secrets import SecretBox, new_secret_key
-from services.settings import Settings
-from services.signing import SIGNATURE_HEADER, signature
+from services.kafka import headers as names
+from services.process.settings import Settings
+from services.tenants.secrets import SecretBox, new_secret_key
+from services.tenants.tenants import add_tenant
 from services.worker.dead_letters import dead_letter
 from services.worker.jobs import Record, Rejection
 from services.worker.ledger import Partition, Place

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from schemas.common import ErrorCode, Lane
 from services.dlq.letters import LetterPlace, letter_of
-from services.headers import Origin
-from services.validation import said_by
+from services.kafka.headers import Origin
+from services.parsing.validation import said_by
 from services.worker.dead_letters import dead_letter
 from services.worker.jobs import Record, Rejection
 from services.worker.ledger import Partition, Place

@@ -9,12 +9,12 @@ from uuid import UUID
 
 import pytest
 
+from services.client.identifiers import uuid7
+from services.client.producer import JobProducer
+from services.client.signing import SIGNATURE_HEADER, signature
 from services.errors import InputError
-from services.identifiers import uuid7
 from services.jobs.cancelling import UNSEEN
-from services.producer import JobProducer
-from services.settings import Settings
-from services.signing import SIGNATURE_HEADER, signature
+from services.process.settings import Settings
 from tests.integration.workers import FAULTY_ENGINE, running_worker
 from tests.integration.world import TENANT, World, job_request, open_world
 from tests.processes import loraq
@@ -23,7 +23,7 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.slow
 
 PAGE = (Path(__file__).parents[3] / "docs" / "clients.md").read_text(encoding="utf-8")
-[CANCELLING] = re.findall(r"^```python\n(from services.producer .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+[CANCELLING] = re.findall(r"^```python\n(from services.client.producer .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 async def test_a_running_job_and_one_not_seen_yet_are_cancelled_and_one_that_ended_is_told(settings: Settings) -> None:

@@ -12,11 +12,11 @@ from aiokafka.admin import NewTopic
 from pydantic import SecretStr
 
 from schemas.common import Lane
-from services import kafka
-from services.identifiers import uuid7
-from services.registry.tenants import add_tenant
-from services.secrets import SecretBox
-from services.settings import Settings
+from services.client.identifiers import uuid7
+from services.kafka import clients as kafka
+from services.process.settings import Settings
+from services.tenants.secrets import SecretBox
+from services.tenants.tenants import add_tenant
 from tests.builders import lora_adapter, tiny_llama
 from tests.integration.workers import running_worker
 from tests.integration.world import TENANT, World, open_world

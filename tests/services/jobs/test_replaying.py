@@ -9,12 +9,12 @@ from uuid import UUID, uuid4
 import pytest
 
 from schemas.common import Lane
+from services.client.identifiers import uuid7
+from services.client.signing import SIGNATURE_HEADER, signature
 from services.errors import InputError
-from services.identifiers import uuid7
 from services.jobs.finding import Wanted, find_record
 from services.jobs.replaying import Wish, replay_job
-from services.settings import Settings
-from services.signing import SIGNATURE_HEADER, signature
+from services.process.settings import Settings
 from tests.integration.workers import FAULTY_ENGINE, running_worker
 from tests.integration.world import TENANT, World, job_request, open_world
 from tests.processes import loraq

@@ -15,14 +15,14 @@ import asyncpg
 import psutil
 import pytest
 
-from services import kafka
+from services.kafka import clients as kafka
 from services.localstack.config import StackConfig, write_config
 from services.localstack.files import StackFiles
 from services.localstack.processes import started_at
 from services.localstack.running import read_running, supervisor_pid
 from services.localstack.servers import Broker
-from services.objectstore import open_store
-from services.settings import Settings
+from services.process.settings import Settings
+from services.s3.store import open_store
 from tests.builders import tiny_llama
 from tests.waiting import PATIENCE_S, eventually_sync
 
@@ -41,7 +41,7 @@ class Typed:
 
     def command(self, *arguments: str) -> list[str]:
         model = ["--base-model", str(self.base_model)] if arguments[0] == "up" else []
-        return [sys.executable, "-m", "services.cli", *arguments, *model]
+        return [sys.executable, "-m", "services.cli.main", *arguments, *model]
 
     def run(self, *arguments: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(

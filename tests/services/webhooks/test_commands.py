@@ -9,8 +9,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from services.settings import Settings
-from services.webhook_receiver import ReceivedWebhook, WebhookReceiver
+from services.process.settings import Settings
+from services.webhooks.receiver import ReceivedWebhook, WebhookReceiver
 from tests.processes import loraq
 from tests.services.dispatcher.conftest import TENANT, World, dispatching, make_world, quick
 from tests.waiting import eventually

@@ -12,9 +12,9 @@ import pytest
 
 from schemas.common import AdapterStatus, ErrorCode, Lane
 from schemas.job import JobRequest
+from services.adapters.versions import AdapterVersion
+from services.client.identifiers import uuid7
 from services.errors import JobError, RetryableError
-from services.identifiers import uuid7
-from services.registry.adapters import AdapterVersion
 from services.worker.adapters import PATIENCE_S, Adapters, Tell, Waits
 from services.worker.backlog import Backlog
 from services.worker.bridge import AdapterRefusedError, EngineLostError

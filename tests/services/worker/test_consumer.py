@@ -9,8 +9,9 @@ from aiokafka import TopicPartition
 from aiokafka.admin import RecordsToDelete
 
 from schemas.common import Lane
-from services import kafka, telemetry
-from services.settings import Settings
+from services.kafka import clients as kafka
+from services.process import telemetry
+from services.process.settings import Settings
 from services.worker.consumer import JOINED_PER_JOB, Counts, JobConsumer, Listener
 from services.worker.jobs import Record
 from services.worker.ledger import Ledger, Partition, Place

@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from schemas.control import Cancellation
-from services.signing import SIGNATURE_HEADER, signature
+from services.client.signing import SIGNATURE_HEADER, signature
 from services.worker.control import Refusal, may_cancel, parse
 from services.worker.records import TenantKey
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.common import ErrorCode, Lane
-from services.kafka import MAX_DEAD_RECORD_BYTES
-from services.lifecycle import Health
-from services.settings import Settings
+from services.kafka.clients import MAX_DEAD_RECORD_BYTES
+from services.process.lifecycle import Health
+from services.process.settings import Settings
 from services.worker import dead_letters
 from services.worker.dead_letters import BYTES_PER_HEADER, MAX_MESSAGE_BYTES, DeadLetter, DeadLetters, dead_letter
 from services.worker.jobs import Headers, Record, Rejection

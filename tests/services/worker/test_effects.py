@@ -13,8 +13,8 @@ from pydantic import TypeAdapter
 from schemas.common import MAX_INLINE_OUTPUT_BYTES, AdapterStatus, ErrorCode, JobState, Lane
 from schemas.events import CloudEvent, JobError, WebhookBody
 from schemas.job import JobRequest
-from services.identifiers import uuid7
-from services.registry.adapters import AdapterVersion
+from services.adapters.versions import AdapterVersion
+from services.client.identifiers import uuid7
 from services.worker.effects import _utc, completion, is_large
 from services.worker.jobs import Candidate, Grant, Job, JobKey, Outcome, Record
 from services.worker.ledger import Partition, Place

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.errors import ConfigError
-from services.settings import load_settings
+from services.process.settings import load_settings
 from services.worker.engine_config import engine_config
 
 GIVEN = {

@@ -4,7 +4,7 @@ from datetime import date
 
 from schemas.common import Lane
 from schemas.job import JobRequest
-from services.identifiers import uuid7
+from services.client.identifiers import uuid7
 from services.worker.held import Held
 from services.worker.jobs import Candidate, Grant, Job, JobKey, Phase, Record
 from services.worker.ledger import Partition, Place

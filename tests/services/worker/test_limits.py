@@ -7,7 +7,7 @@ import pytest
 
 from schemas.common import JobState, Lane
 from schemas.job import JobRequest
-from services.identifiers import uuid7
+from services.client.identifiers import uuid7
 from services.worker.jobs import Candidate, Grant, Job, JobKey, Outcome, Record
 from services.worker.ledger import Partition, Place
 from services.worker.limits import Limits

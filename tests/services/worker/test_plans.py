@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.database import Pool, open_pool
-from services.settings import Settings
+from services.postgres.pool import Pool, open_pool
+from services.process.settings import Settings
 from services.worker.effects import completion
 from services.worker.jobs import Job
 from services.worker.store import JobStore

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from services.errors import RetryableError
-from services.watchdog import Part
+from services.process.watchdog import Part
 from services.worker.progress import StuckError, watch_progress
 from tests.waiting import eventually
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from schemas.common import ErrorCode, Lane
-from services.headers import ORIGIN, REPLAY_OF
-from services.signing import SIGNATURE_HEADER, signature
+from services.client.signing import SIGNATURE_HEADER, signature
+from services.kafka.headers import ORIGIN, REPLAY_OF
 from services.worker.jobs import Candidate, Headers, Record, Rejection
 from services.worker.ledger import Partition, Place
 from services.worker.records import TenantKey, authenticate, parse

@@ -10,7 +10,7 @@ import pytest
 from engine import Request
 from schemas.common import JobState, Lane
 from schemas.job import JobRequest
-from services.identifiers import uuid7
+from services.client.identifiers import uuid7
 from services.worker.backlog import Backlog
 from services.worker.jobs import Candidate, Grant, Job, JobKey, Outcome, Phase, Record
 from services.worker.ledger import Partition, Place

@@ -8,9 +8,9 @@ import pytest
 
 from schemas.common import ErrorCode, JobState, Lane
 from schemas.job import JobRequest
-from services.database import Pool, open_pool
-from services.identifiers import uuid7
-from services.settings import Settings
+from services.client.identifiers import uuid7
+from services.postgres.pool import Pool, open_pool
+from services.process.settings import Settings
 from services.worker.decisions import Conflict, Ended, Leased, Taken
 from services.worker.effects import completion
 from services.worker.jobs import Candidate, Job, JobKey, Outcome, Record, failed

@@ -7,7 +7,7 @@ import pytest
 from pydantic import SecretStr
 
 from services.errors import ConfigError
-from services.secrets import SecretBox, new_secret_key
+from services.tenants.secrets import SecretBox, new_secret_key
 from services.worker.records import TenantKey
 from services.worker.store import Tenant
 from services.worker.tenant_keys import TenantKeys

@@ -1,0 +1,119 @@
+"""Reading a topic from some point to its present end, without a group and without moving anybody's offsets."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Collection
+from datetime import datetime
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import for_code
+
+from services.errors import ConfigError, InputError, RetryableError
+from services.kafka import clients as kafka
+from services.kafka import header_names
+from services.process.settings import Settings
+
+POLL_MS = 200
+SILENCE_S = 30.0
+
+
+async def partitions_of(settings: Settings, topic: str) -> list[int]:
+    """Numbers of a topic's partitions; raises InputError if there is no such topic.
+
+    The list comes first, because the embedded broker makes a topic that it is asked to describe.
+    """
+    async with kafka.admin(settings) as admin:
+        if topic not in await admin.list_topics():
+            hint = "make it with `loraq topics`, or let this user describe it"
+            raise InputError(f"there is no topic {topic} on {settings.kafka_bootstrap}; {hint}")
+        [described] = await admin.describe_topics([topic])
+    if code := described["error_code"]:
+        raise kafka.translated(for_code(code)(topic), settings)
+    return sorted(partition["partition"] for partition in described["partitions"])
+
+
+async def require_topics(settings: Settings, topics: Collection[str]) -> None:
+    """Raise ConfigError naming the topics that are not there: a consumer would wait for them, or a broker make them."""
+    async with kafka.admin(settings) as admin:
+        if missing := sorted(set(topics) - set(await admin.list_topics())):
+            raise ConfigError(
+                f"there is no topic {' and no '.join(missing)} on {settings.kafka_bootstrap}; make them with `loraq"
+                f" topics`, let this user describe them, or correct LORAQ_POOL={settings.pool} or"
+                f" LORAQ_TOPIC_PREFIX={settings.topic_prefix}"
+            )
+
+
+async def scan(
+    settings: Settings,
+    topic: str,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    partitions: Collection[int] | None = None,
+) -> AsyncGenerator[Any, None]:
+    """The library's messages of a topic, partition by partition in order, up to what is there at the start.
+
+    `since` skips what is older by the broker's timestamps; after `until` a partition ends with its first newer record.
+    Raises InputError if there is no such topic, RetryableError or ConfigError if it cannot be read.
+    """
+    chosen = [number for number in await partitions_of(settings, topic) if partitions is None or number in partitions]
+    if not chosen:
+        return
+    header_names.tolerate()
+    consumer = AIOKafkaConsumer(
+        **kafka.client_options(settings),
+        client_id="loraq-scan",
+        group_id=None,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        fetch_max_wait_ms=POLL_MS // 2,
+    )
+    try:
+        with kafka.starting(settings):
+            await consumer.start()
+            await _seek(consumer, [TopicPartition(topic, number) for number in chosen], since)
+        async for message in _until_end(consumer, settings, until):
+            yield message
+    finally:
+        await consumer.stop()
+
+
+async def _seek(consumer: Any, places: list[TopicPartition], since: datetime | None) -> None:
+    consumer.assign(places)
+    if since is None or not places:
+        return
+    found = await consumer.offsets_for_times(dict.fromkeys(places, max(0, round(since.timestamp() * 1000))))
+    for place, at in found.items():
+        if at is None:  # nothing that new
+            await consumer.seek_to_end(place)
+        else:
+            consumer.seek(place, at.offset)
+
+
+async def _until_end(consumer: Any, settings: Settings, until: datetime | None) -> AsyncGenerator[Any, None]:
+    """Ends are what the first answers to fetching say: asked for by itself, the embedded broker tells older ones."""
+    ends: dict[TopicPartition, int] = {}
+    last_ms = until.timestamp() * 1000 if until else float("inf")
+    open_places, silent_since = set(consumer.assignment()), time.monotonic()
+    while open_places:
+        with kafka.errors_translated(settings):
+            batches = await consumer.getmany(*open_places, timeout_ms=POLL_MS)
+        for place in open_places - ends.keys():
+            if (end := consumer.highwater(place)) is not None:
+                ends[place] = end
+        for place, messages in batches.items():
+            for message in messages:
+                if message.timestamp > last_ms:
+                    ends[place] = message.offset
+                elif message.offset < ends[place]:
+                    yield message
+        for place in [place for place in open_places if place in ends]:
+            if await consumer.position(place) >= ends[place]:
+                open_places.discard(place)
+                silent_since = time.monotonic()
+        if batches:
+            silent_since = time.monotonic()
+        elif time.monotonic() - silent_since > SILENCE_S:
+            raise RetryableError(f"Kafka at {settings.kafka_bootstrap} sent nothing for {SILENCE_S:g} s; try again")
+        await asyncio.sleep(0)

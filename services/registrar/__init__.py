@@ -1,0 +1,1 @@
+"""The registrar process: gives every pushed adapter its verdict. Loads no weights and runs no job."""

@@ -1,1 +1,0 @@
-"""Tenants, their webhook endpoints and adapters; the registrar that admits adapters."""

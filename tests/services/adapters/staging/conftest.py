@@ -1,0 +1,10 @@
+"""Staging needs the store alone."""
+
+import pytest
+
+from services.process.settings import Settings
+
+
+@pytest.fixture
+def settings(store_settings: Settings) -> Settings:
+    return store_settings

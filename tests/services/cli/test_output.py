@@ -1,0 +1,29 @@
+"""What commands print of what tenants wrote, and which times they take."""
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.cli.output import DURATION_S, cell, visible
+
+
+def test_a_terminal_obeys_nothing_that_a_tenant_wrote() -> None:
+    assert cell("\x1b]0;title\x07\x1b[2J\x7f\x9b\r") == "␛]0;title␇␛[2J␡\\u009b␍"
+    assert cell("abc\u202e") == "abc\\u202e"
+    assert cell(["\x1b[0m", 1]) == "␛[0m 1"
+    assert cell("tab\tline\nümläut 😀") == "tab\tline\nümläut 😀"
+
+
+@given(st.text())
+def test_what_can_be_seen_is_left_as_it_is(text: str) -> None:
+    shown = visible(text)
+    assert visible(shown) == shown
+    assert all(character.isprintable() or character in "\t\n" for character in shown if ord(character) < 0xA0)
+
+
+def test_a_duration_is_a_number_within_bounds() -> None:
+    assert DURATION_S.convert("0.5", None, None) == 0.5
+    for text in ("nan", "inf", "-1", "9999999", "soon"):
+        with pytest.raises(click.BadParameter, match=text):
+            DURATION_S.convert(text, None, None)

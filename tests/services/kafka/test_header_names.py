@@ -1,0 +1,49 @@
+"""Batches are read whatever the names of their headers hold, and otherwise as the library reads them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
+from aiokafka.record.memory_records import MemoryRecords
+
+from services.kafka.header_names import _Records
+
+HEADERS = [("plain", b"\xff"), ("ümlaut", None)]
+
+
+class Odd(str):
+    """A name that is sent as other bytes."""
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        return b"na\xffme"
+
+
+def built(names: list[str], compression: int = 0) -> bytes:
+    builder = _DefaultRecordBatchBuilderPy(2, compression, 0, -1, -1, -1, 1 << 20)
+    for offset, name in enumerate(names):
+        builder.append(offset, timestamp=5, key=b"k", value=b"v", headers=[(name, b"x"), *HEADERS])
+    return bytes(builder.build())
+
+
+def records(kind: type[Any], content: bytes) -> Iterator[tuple[object, ...]]:
+    batches = kind(content)
+    while batches.has_next():
+        for each in batches.next_batch():
+            yield each.offset, each.timestamp, each.key, each.value, each.headers
+
+
+@pytest.mark.parametrize("compression", [0, 1])
+def test_a_name_of_any_bytes_is_shown_and_its_neighbours_are_read(compression: int) -> None:
+    content = built(["a", Odd(), "b"], compression)
+    with pytest.raises(UnicodeDecodeError):
+        list(records(MemoryRecords, content))
+    names = [found[-1][0][0] for found in records(_Records, content)]  # type: ignore[index]  # headers
+    assert names == ["a", "na\\xffme", "b"]
+
+
+@pytest.mark.parametrize("compression", [0, 1])
+def test_other_batches_are_read_as_the_library_reads_them(compression: int) -> None:
+    content = built(["a", "b"], compression) + built(["c"], compression)
+    assert list(records(_Records, content)) == list(records(MemoryRecords, content))
+    assert list(records(_Records, content[:-1])) == list(records(MemoryRecords, content[:-1]))

@@ -1,0 +1,186 @@
+"""The commands as a person and a script see them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from services.cli.main import main
+from services.process.settings import Settings
+from services.tenants.tenants import unknown_tenant
+from tests.processes import loraq, settings_environment, spawn
+from tests.services.conftest import MakeAdapter
+
+
+class Ran(NamedTuple):
+    """How a command ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.stdout.splitlines()]
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """Runs `loraq …` in this process; no verdict is waited for."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in settings_environment(settings).items():
+        monkeypatch.setenv(name, value)
+
+    def run(*arguments: object) -> Ran:
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Ran(int(ended.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+def test_a_new_tenant_s_secrets_are_shown_once(run: Run) -> None:
+    added = run("tenants", "add", "acme", "--json")
+    assert added.status == 0
+    (line,) = added.lines
+    assert line["webhook_secret"].startswith("whsec_")
+    assert line["producer_key"]
+    shown = run("tenants", "show", "acme")
+    assert line["webhook_secret"] not in shown.stdout
+    listed = run("tenants", "list", "--json").lines
+    assert [(row["tenant"], row["adapters"]) for row in listed] == [("acme", 0)]
+    human = run("tenants", "add", "globex")
+    assert "whsec_" in human.stdout
+    assert "not shown again" in human.stderr
+
+
+def test_adding_a_tenant_twice_fails_clearly(run: Run) -> None:
+    run("tenants", "add", "acme")
+    again = run("tenants", "add", "acme")
+    assert again == Ran(1, "", "loraq: there is already a tenant acme; see `loraq tenants show acme`\n")
+
+
+def test_a_tenant_needs_a_key_to_seal_its_secrets_with(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LORAQ_SECRET_KEY")
+    failed = run("tenants", "add", "acme")
+    assert failed.status == 1
+    assert "LORAQ_SECRET_KEY is not set" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("tenants", "show", "nobody"),
+        ("adapters", "list", "--tenant", "nobody"),
+        ("adapters", "show", "tone", "--tenant", "nobody"),
+        ("adapters", "disable", "tone", "--tenant", "nobody"),
+        ("endpoints", "add", "main", "https://example.com/hook", "--tenant", "nobody"),
+        ("endpoints", "list", "--tenant", "nobody"),
+        ("endpoints", "remove", "main", "--tenant", "nobody"),
+        ("jobs", "--tenant", "nobody"),
+        ("jobs", "show", "01930000-0000-7000-8000-000000000000", "--tenant", "nobody"),
+    ],
+)
+def test_an_unknown_tenant_is_told_how_to_be_added(run: Run, arguments: tuple[str, ...]) -> None:
+    failed = run(*arguments)
+    assert failed == Ran(1, "", "loraq: there is no tenant nobody; add it with `loraq tenants add nobody`\n")
+
+
+def test_pushing_listing_showing_and_changing(run: Run, adapter_dir: MakeAdapter) -> None:
+    run("tenants", "add", "acme")
+    common = ("--tenant", "acme", "--json")
+    for seed in (1, 2):
+        pushed = run("adapters", "push", adapter_dir(f"v{seed}", seed=seed), "--name", "tone", "--no-wait", *common)
+        assert pushed.status == 0, pushed.stderr
+        (line,) = pushed.lines
+        assert (line["name"], line["version"], line["status"], line["created"]) == ("tone", seed, "pending", True)
+    assert [row["version"] for row in run("adapters", "list", "--json").lines] == [2, 1]
+    assert "tone" in run("adapters", "list").stdout
+    assert run("adapters", "disable", "tone@1", "--reason", "Too rude.", *common).lines[0]["versions"] == [1]
+    (shown,) = run("adapters", "show", "tone@1", *common).lines
+    assert (shown["status"], shown["status_reason"]) == ("disabled", "Too rude.")
+    human = run("adapters", "show", "tone", "--tenant", "acme").stdout
+    assert "Too rude." in human
+    assert shown["digest"] in human
+    assert run("adapters", "enable", "tone", *common).lines[0]["versions"] == [1]
+    assert run("adapters", "pin", "tone", *common).lines[0]["versions"] == [1, 2]
+    assert [row["pinned"] for row in run("adapters", "show", "tone", *common).lines] == [True, True]
+    assert run("adapters", "unpin", "tone@2", *common).lines[0]["versions"] == [2]
+    absent = run("adapters", "show", "tone@9", "--tenant", "acme")
+    assert absent == Ran(1, "", "loraq: acme has no adapter tone@9: it has tone@2, tone@1\n")
+    assert run("adapters", "pin", "ton", "--tenant", "acme").stderr.endswith("ton: did you mean tone?\n")
+    assert "see `loraq adapters list" in run("adapters", "show", "other", "--tenant", "acme").stderr
+
+
+def test_a_push_without_a_registrar_says_so(run: Run, adapter_dir: MakeAdapter) -> None:
+    run("tenants", "add", "acme")
+    pushed = run("adapters", "push", adapter_dir(), "--name", "tone", "--tenant", "acme", "--timeout", "0.3")
+    assert pushed.status == 1
+    assert "is `loraq registrar` running?" in pushed.stderr
+
+
+def test_a_push_of_what_is_no_adapter_is_refused_at_once(run: Run, tmp_path: Path) -> None:
+    failed = run("adapters", "push", tmp_path, "--name", "tone", "--tenant", "acme")
+    assert failed.status == 1
+    assert "adapter_config.json does not exist" in failed.stderr
+
+
+def test_endpoints(run: Run) -> None:
+    run("tenants", "add", "acme")
+    tenant = ("--tenant", "acme")
+    assert run("endpoints", "add", "main", "https://example.com/hook", *tenant).status == 0
+    assert run("endpoints", "add", "main", "https://example.com/hook", *tenant).status == 0
+    other = run("endpoints", "add", "main", "https://example.com/other", *tenant)
+    assert "remove it first" in other.stderr
+    assert "no address for webhooks" in run("endpoints", "add", "bad", "ftp://example.com", *tenant).stderr
+    (row,) = run("endpoints", "list", *tenant, "--json").lines
+    assert (row["name"], row["url"]) == ("main", "https://example.com/hook")
+    assert run("endpoints", "remove", "main", *tenant).status == 0
+    assert run("endpoints", "list", *tenant, "--json").lines == []
+    assert run("endpoints", "add", "main", "https://example.com/other", *tenant).status == 0
+
+
+def test_an_endpoint_that_would_be_blocked_is_registered_with_a_warning(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("tenants", "add", "acme")
+    added = run("endpoints", "add", "inside", "http://127.0.0.1:8080/hook", "--tenant", "acme", "--json")
+    assert (added.status, added.lines[0]["name"]) == (0, "inside")
+    assert added.stderr.startswith("Webhooks to 127.0.0.1 will be blocked")
+    assert "LORAQ_WEBHOOK_ALLOW_NETWORKS" in added.stderr
+    assert "port 25" in run("endpoints", "add", "mail", "http://example.com:25/", "--tenant", "acme").stderr
+    monkeypatch.setenv("LORAQ_WEBHOOK_ALLOW_NETWORKS", '["127.0.0.0/8"]')
+    assert run("endpoints", "add", "inside", "http://127.0.0.1:8080/hook", "--tenant", "acme").stderr == ""
+
+
+def test_with_a_registrar_a_push_waits_for_its_verdict(settings_with_base: Settings, adapter_dir: MakeAdapter) -> None:
+    settings = settings_with_base
+    assert loraq("tenants", "add", "acme", settings=settings).returncode == 0
+    with spawn(["registrar"], settings) as registrar:
+        good = loraq("adapters", "push", str(adapter_dir()), "--tenant", "acme", "--name", "tone", settings=settings)
+        assert (good.returncode, good.stderr) == (0, "")
+        assert good.stdout.startswith("tone@1 of acme is ready (rank 4: ")
+        ill = adapter_dir("ill", targets=("q_proj",), target_modules=["v_proj"])
+        bad = loraq("adapters", "push", str(ill), "--tenant", "acme", "--name", "ill", settings=settings)
+        assert bad.returncode == 1
+        assert bad.stderr.startswith("loraq: ill@1 was rejected: tensor ")
+        assert registrar.stop() == 0
+
+
+def test_a_registrar_without_a_base_model_ends_at_once(settings: Settings) -> None:
+    ended = loraq("registrar", settings=settings)
+    assert ended.returncode == 1
+    assert "LORAQ_BASE_MODEL is not set" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("name", ["", "ÄCME", "two words"])
+def test_a_name_that_no_tenant_can_have_is_not_proposed(name: str) -> None:
+    said = str(unknown_tenant(name))
+    assert said == f"there is no tenant {name!r}, and none can have that name; see `loraq tenants list`"
