@@ -16,9 +16,9 @@ from services.process import telemetry
 from services.process.lifecycle import Lifecycle
 from services.process.settings import Settings
 from services.s3.store import open_store
-from services.worker.cancellation import CHANNEL
-from services.worker.engine_process import REAL_ENGINE
-from services.worker.progress import watch_progress
+from services.worker.engine.process import REAL_ENGINE
+from services.worker.queue.cancellation import CHANNEL
+from services.worker.supervision.progress import watch_progress
 from services.worker.worker import Worker, worker_name
 
 DRAIN_PAUSE = "drain"

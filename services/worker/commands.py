@@ -5,7 +5,7 @@ import click
 from services.process import lifecycle
 from services.process.settings import load_settings
 
-FACTORIES = {"loraq": "services.worker.engine_process:real_engine", "echo": "services.worker.echo:echo_engine"}
+FACTORIES = {"loraq": "services.worker.engine.process:real_engine", "echo": "services.worker.engine.echo:echo_engine"}
 
 
 @click.command()

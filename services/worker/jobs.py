@@ -10,10 +10,10 @@ from schemas.common import ErrorCode, JobState, Lane
 from schemas.events import JobError
 from schemas.job import JobRequest
 from services.adapters.versions import AdapterVersion
-from services.worker.backlog import BASE_GROUP
-from services.worker.ledger import Place
-from services.worker.protocol import Finished
-from services.worker.suspects import NO_TRIAL
+from services.worker.engine.protocol import Finished
+from services.worker.execution.suspects import NO_TRIAL
+from services.worker.offsets.ledger import Place
+from services.worker.queue.backlog import BASE_GROUP
 
 Headers = tuple[tuple[str, bytes | None], ...]
 

@@ -14,33 +14,33 @@ from services.process.lifecycle import Lifecycle
 from services.process.settings import Settings
 from services.s3.store import ObjectStore
 from services.tenants.secrets import SecretBox
-from services.worker.acceptor import Acceptor, Handoff
-from services.worker.adapters import Adapters, Tell, Waits
-from services.worker.backlog import Backlog
-from services.worker.breaker import BreakerLimits
-from services.worker.bridge import EngineBridge, EngineSpec, Listener
-from services.worker.cancellation import Cancellations, CancellationStore, Reach
-from services.worker.completer import Completer
-from services.worker.consumer import Counts, JobConsumer
-from services.worker.consumer import Listener as ConsumerListener
-from services.worker.control import ControlReader
-from services.worker.dead_letters import DeadLetters
-from services.worker.engine_config import engine_config
-from services.worker.guard import Guard
-from services.worker.handover import Handover
-from services.worker.held import Held
+from services.worker.adapters.loads import Adapters, Tell, Waits
+from services.worker.engine.bridge import EngineBridge, EngineSpec, Listener
+from services.worker.engine.config import engine_config
+from services.worker.engine.protocol import Done
+from services.worker.execution.limits import Limits
+from services.worker.execution.runner import Desk, Runner
+from services.worker.in_flight import Held
+from services.worker.intake.acceptor import Acceptor, Handoff
+from services.worker.intake.consumer import Counts, JobConsumer
+from services.worker.intake.consumer import Listener as ConsumerListener
+from services.worker.intake.control import ControlReader
+from services.worker.intake.dead_letters import DeadLetters
+from services.worker.intake.handover import Handover
+from services.worker.intake.tenant_keys import TenantKeys
 from services.worker.jobs import Job, JobKey, Outcome, Rejection
-from services.worker.leases import LeaseKeeper
-from services.worker.ledger import Ledger
-from services.worker.limits import Limits
-from services.worker.parking import Parking, Ways
-from services.worker.parking_store import ParkingStore, Ticket
-from services.worker.patience import retry_delay_s
-from services.worker.persist import Persistence
-from services.worker.protocol import Done
-from services.worker.runner import Desk, Runner
-from services.worker.store import JobStore
-from services.worker.tenant_keys import TenantKeys
+from services.worker.offsets.ledger import Ledger
+from services.worker.queue.backlog import Backlog
+from services.worker.queue.cancellation import Cancellations, CancellationStore, Reach
+from services.worker.queue.parking import Parking, Ways
+from services.worker.queue.parking_store import ParkingStore, Ticket
+from services.worker.queue.retry_policy import retry_delay_s
+from services.worker.results.completer import Completer
+from services.worker.store.jobs import JobStore
+from services.worker.store.persistence import Persistence
+from services.worker.supervision.breaker import BreakerLimits
+from services.worker.supervision.guard import Guard
+from services.worker.supervision.leases import LeaseKeeper
 
 DATABASE_PAUSE = "database"
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from services.worker.ledger import Place
+from services.worker.offsets.ledger import Place
 from tests.faults.snapshot import Job, Key, Sent, Snapshot, Usage
 
 TERMINAL = frozenset({"succeeded", "failed", "cancelled", "expired"})

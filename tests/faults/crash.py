@@ -18,9 +18,9 @@ from aiokafka import AIOKafkaConsumer
 from services.dispatcher.outbox import Outbox
 from services.dispatcher.sender import Sender
 from services.s3.store import ObjectStore
-from services.worker.acceptor import Acceptor
-from services.worker.bridge import EngineBridge
-from services.worker.store import JobStore
+from services.worker.engine.bridge import EngineBridge
+from services.worker.intake.acceptor import Acceptor
+from services.worker.store.jobs import JobStore
 
 How = Literal["kill", "block", "pause"]
 

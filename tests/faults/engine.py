@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from engine import EngineConfig, Output, Request
-from services.worker.echo import EchoEngine
+from services.worker.engine.echo import EchoEngine
 from tests.faults.snapshot import Call, Key
 
 JOURNAL = "FAULTS_JOURNAL"

@@ -7,11 +7,11 @@ from uuid import uuid4
 
 from services.dispatcher.sender import Sender
 from services.postgres.pool import transaction
-from services.worker import statements as sql
-from services.worker.acceptor import Acceptor
-from services.worker.commits import Commit, Commits
-from services.worker.rows import effect_columns
-from services.worker.store import JobStore
+from services.worker.intake.acceptor import Acceptor
+from services.worker.offsets.commits import Commit, Commits
+from services.worker.store import statements as sql
+from services.worker.store.jobs import JobStore
+from services.worker.store.rows import effect_columns
 
 HEAD_START_S = 0.3
 OWN_RESULTS = "where is_ours and state = 'succeeded'"

@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from services.kafka import clients as kafka
 from services.postgres.pool import Pool, transaction
 from services.process.settings import Settings
-from services.worker.ledger import Partition, Place
+from services.worker.offsets.ledger import Partition, Place
 from tests.faults.checker import TERMINAL
 from tests.faults.recorder import output_of
 from tests.faults.snapshot import DeadLetter, Delivery, Effect, Event, Job, Key, Result, Usage

@@ -19,7 +19,7 @@ from schemas.common import Lane
 from services.errors import ServiceError
 from services.kafka import clients as kafka
 from services.postgres.pool import open_pool
-from services.worker.ledger import Partition, Place
+from services.worker.offsets.ledger import Partition, Place
 from tests.faults import reading
 from tests.faults.clock import Clock, compiled
 from tests.faults.engine import calls

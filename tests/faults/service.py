@@ -58,7 +58,7 @@ class Service:
         [engine] = [
             child
             for child in psutil.Process(self.process.pid).children()
-            if "services.worker.engine_process" in child.cmdline()
+            if "services.worker.engine.process" in child.cmdline()
         ]
         return engine
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 from uuid import UUID
 
-from services.worker.ledger import Place
+from services.worker.offsets.ledger import Place
 
 
 class Key(NamedTuple):

@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from services.worker.ledger import Partition, Place
+from services.worker.offsets.ledger import Partition, Place
 from tests.faults.checker import check, figures
 from tests.faults.snapshot import (
     Call,

@@ -18,7 +18,7 @@ from schemas.common import Lane
 from services.client.identifiers import uuid7
 from services.kafka import clients as kafka
 from services.process.settings import Settings
-from services.worker.ledger import Partition, Place
+from services.worker.offsets.ledger import Partition, Place
 from tests.faults.engine import prompt_of
 from tests.faults.recorder import Recorder
 from tests.faults.snapshot import Key, Sent

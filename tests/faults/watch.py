@@ -13,7 +13,7 @@ from schemas.common import Lane
 from services.errors import ServiceError
 from services.kafka import clients as kafka
 from services.process.settings import Settings
-from services.worker.ledger import Partition, Place
+from services.worker.offsets.ledger import Partition, Place
 from tests.faults.reading import Tables, committed_offsets, dead_letter_of, read_to_end, reader
 from tests.faults.snapshot import DeadLetter, Sent, Sighting
 

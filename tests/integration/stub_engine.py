@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import AdapterInfo, EngineConfig, EngineError, InvalidRequestError, Output, Request
-from services.worker.echo import EchoEngine
+from services.worker.engine.echo import EchoEngine
 
 STEP_S = 0.01
 

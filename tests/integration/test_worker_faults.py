@@ -126,7 +126,7 @@ def engine_pid() -> int:
     """The engine process of the one worker in this process."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
-    [pid] = [child for child, command in commands.items() if b"services.worker.engine_process" in command]
+    [pid] = [child for child, command in commands.items() if b"services.worker.engine.process" in command]
     return pid
 
 

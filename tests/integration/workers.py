@@ -10,7 +10,7 @@ from services.worker.app import serve
 from tests.waiting import eventually
 
 FAULTY_ENGINE = "tests.integration.stub_engine:faulty_engine"
-ECHO_ENGINE = "services.worker.echo:echo_engine"
+ECHO_ENGINE = "services.worker.engine.echo:echo_engine"
 
 
 @asynccontextmanager

@@ -12,9 +12,9 @@ from jsonschema import Draft202012Validator
 from schemas.common import ErrorCode, Lane
 from schemas.export import MODELS, reference_files, write
 from services.process.settings import Settings
-from services.worker.dead_letters import dead_letter
+from services.worker.intake.dead_letters import dead_letter
 from services.worker.jobs import Record, Rejection
-from services.worker.ledger import Partition, Place
+from services.worker.offsets.ledger import Partition, Place
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 

@@ -5,7 +5,7 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 
 from schemas.common import Lane
 from services.kafka import clients as kafka
-from services.worker.ledger import Place
+from services.worker.offsets.ledger import Place
 from tests.faults.experiment import experiment
 from tests.faults.run import Run
 

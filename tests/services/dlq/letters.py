@@ -7,9 +7,9 @@ from typing import Any
 from schemas.common import ErrorCode, Lane
 from services.dlq.letters import Letter, letter_of
 from services.kafka.headers import RawHeaders
-from services.worker.dead_letters import dead_letter
+from services.worker.intake.dead_letters import dead_letter
 from services.worker.jobs import Record, Rejection
-from services.worker.ledger import Partition, Place
+from services.worker.offsets.ledger import Partition, Place
 
 TOPIC = "loraq.default.jobs.standard"
 

@@ -21,9 +21,9 @@ from services.kafka import headers as names
 from services.process.settings import Settings
 from services.tenants.secrets import SecretBox, new_secret_key
 from services.tenants.tenants import add_tenant
-from services.worker.dead_letters import dead_letter
+from services.worker.intake.dead_letters import dead_letter
 from services.worker.jobs import Record, Rejection
-from services.worker.ledger import Partition, Place
+from services.worker.offsets.ledger import Partition, Place
 from tests.integration.workers import running_worker
 from tests.integration.world import TENANT, World, job_request, open_world
 from tests.processes import loraq

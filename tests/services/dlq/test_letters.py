@@ -10,9 +10,9 @@ from schemas.common import ErrorCode, Lane
 from services.dlq.letters import LetterPlace, letter_of
 from services.kafka.headers import Origin
 from services.parsing.validation import said_by
-from services.worker.dead_letters import dead_letter
+from services.worker.intake.dead_letters import dead_letter
 from services.worker.jobs import Record, Rejection
-from services.worker.ledger import Partition, Place
+from services.worker.offsets.ledger import Partition, Place
 from tests.services.dlq.letters import TOPIC, Message, put_aside, request
 
 RECORD = Record(Place(Partition(TOPIC, 1), 7), Lane.STANDARD, b"k", b"v", (), 0)

@@ -1,0 +1,247 @@
+"""The engine's own process: requests in, results out, and an end as soon as its parent is gone.
+
+python -m services.worker.engine.process FD        FD is its end of the socket pair
+"""
+
+import ctypes
+import errno
+import importlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from engine import (
+    EngineConfig,
+    EngineError,
+    InvalidRequestError,
+    Output,
+    PromptTooLongError,
+    Request,
+    UnknownAdapterError,
+)
+from services.worker.engine.adapters import Checked, EngineAdapters
+from services.worker.engine.protocol import (
+    HEADER,
+    Add,
+    Cancel,
+    Done,
+    Fatal,
+    Finished,
+    FromEngine,
+    Heartbeat,
+    Load,
+    Ready,
+    Refusal,
+    Refused,
+    Start,
+    ToEngine,
+    Unload,
+    decode,
+    encode,
+)
+
+HEARTBEAT_S = 1.0
+ARRIVAL_POLL_S = 0.02
+PR_SET_PDEATHSIG = 1
+REAL_ENGINE = "services.worker.engine.process:real_engine"
+
+REFUSALS: tuple[tuple[type[EngineError], Refusal], ...] = (
+    (PromptTooLongError, "prompt_too_long"),
+    (UnknownAdapterError, "unknown_adapter"),
+    (InvalidRequestError, "invalid_request"),
+)
+
+
+def real_engine(config: EngineConfig) -> Any:
+    """The engine itself, ready for its first request; imports torch."""
+    from engine import Engine
+
+    engine = Engine(config)
+    engine.warm_up()
+    return engine
+
+
+def refusal_of(error: EngineError) -> Refusal:
+    """What an engine's error means for the request that met it."""
+    return next((why for kind, why in REFUSALS if isinstance(error, kind)), "failed")
+
+
+class Channel:
+    """The process's end of the pair: a thread reads into a queue, the loop writes. Checks of adapters end there too."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.inbox: queue.SimpleQueue[ToEngine | Checked] = queue.SimpleQueue()
+
+    def receive(self) -> ToEngine:
+        """The next message, waiting for it; ends the process when the parent is gone."""
+        try:
+            (length,) = HEADER.unpack(self._read(HEADER.size))
+            return decode(self._read(length))  # type: ignore[return-value]  # the parent sends nothing else
+        except (EOFError, OSError):
+            os._exit(0)
+
+    def _read(self, size: int) -> bytes:
+        body = bytearray(size)
+        view = memoryview(body)
+        while view:
+            count = self._sock.recv_into(view)
+            if count == 0:
+                raise EOFError
+            view = view[count:]
+        return bytes(body)
+
+    def read_for_ever(self) -> NoReturn:
+        """Body of the reading thread."""
+        while True:
+            self.inbox.put(self.receive())
+
+    def send(self, message: FromEngine) -> None:
+        """Write one message, waiting while the pair is full; ends the process when the parent is gone."""
+        try:
+            self._sock.sendall(encode(message))
+        except OSError:
+            os._exit(0)
+
+
+class EngineLoop:
+    """Turns messages into calls of the engine, and its outputs into messages."""
+
+    def __init__(self, engine: Any, channel: Channel) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._adapters = EngineAdapters(engine, channel.inbox.put, channel.send)
+        self._added_ns: dict[str, int] = {}
+        self._num_steps = 0
+        self._beat_at = 0.0
+
+    def run(self) -> NoReturn:
+        """Serve until the parent goes."""
+        while True:
+            self.turn()
+
+    def turn(self) -> None:
+        """Handle what has come, waiting for it only when there is no work, and make one step."""
+        self._beat()
+        self._drain_inbox()
+        if self._engine.has_work or self._adapters.awaits_arrivals:
+            self._report(self._engine.step(), [])
+            self._num_steps += 1
+            self._adapters.unload_arrived()
+
+    def _beat(self) -> None:
+        if (now := time.monotonic()) - self._beat_at >= HEARTBEAT_S:
+            self._beat_at = now
+            self._channel.send(Heartbeat(self._num_steps))
+
+    def _drain_inbox(self) -> None:
+        idle_s = ARRIVAL_POLL_S if self._adapters.awaits_arrivals else HEARTBEAT_S
+        wait_s = 0.0 if self._engine.has_work else idle_s
+        try:
+            self._handle(self._channel.inbox.get(timeout=wait_s) if wait_s else self._channel.inbox.get_nowait())
+            while True:
+                self._handle(self._channel.inbox.get_nowait())
+        except queue.Empty:
+            return
+
+    def _handle(self, message: ToEngine | Checked) -> None:
+        match message:
+            case Add(requests):
+                self._report([], [refused for request in requests if (refused := self._add(request))])
+            case Cancel(request_ids):
+                for request_id in request_ids:
+                    self._engine.cancel(request_id)
+                    self._added_ns.pop(request_id, None)
+            case Load() | Unload():
+                self._adapters.handle(message)
+            case Checked():
+                self._adapters.admit(message)
+            case Start():
+                raise AssertionError("the engine was started already")
+
+    def _add(self, request: Request) -> Refused | None:
+        assert request.request_id is not None
+        try:
+            self._engine.add(request)
+        except EngineError as error:
+            return Refused(request.request_id, refusal_of(error), str(error))
+        self._added_ns[request.request_id] = time.time_ns()
+        return None
+
+    def _report(self, outputs: list[Output], refused: list[Refused]) -> None:
+        finished = []
+        for output in outputs:
+            added_ns = self._added_ns.pop(output.request_id, 0)
+            if output.error is not None:
+                refused.append(Refused(output.request_id, refusal_of(output.error), str(output.error)))
+            else:
+                finished.append(_finished(output, added_ns))
+        if finished or refused:
+            self._channel.send(Done(tuple(finished), tuple(refused)))
+
+
+def _finished(output: Output, added_ns: int) -> Finished:
+    usage = output.usage
+    return Finished(
+        request_id=output.request_id,
+        token_ids=tuple(output.token_ids),
+        text=output.text,
+        finish_reason=output.finish_reason,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+        logprobs=output.logprobs,
+        first_token_s=output.first_token_s,
+        added_ns=added_ns,
+        finished_ns=time.time_ns(),
+    )
+
+
+def _die_with_parent() -> None:
+    """Ask Linux for SIGKILL when the parent ends; the socket's end of file covers other systems and the race."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def told(error: Exception, config: EngineConfig) -> str:
+    """An error that may be over at the next start; of memory that is not there, who asked for it."""
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        said += f"; its pages take {config.pool_bytes} bytes (LORAQ_POOL_BYTES) beside the weights of the base model"
+    return said
+
+
+def _make_engine(start: Start) -> Any:
+    module, function = start.factory.split(":")
+    factory: Callable[[EngineConfig], Any] = getattr(importlib.import_module(module), function)
+    return factory(start.config)
+
+
+def main(descriptor: int) -> None:
+    """Serve the parent at the other end of the pair; signals are the parent's business."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=descriptor))
+    start = channel.receive()
+    assert isinstance(start, Start)
+    threading.Thread(target=channel.read_for_ever, name="inbox", daemon=True).start()
+    try:
+        engine = _make_engine(start)
+        channel.send(Ready(os.getpid()))
+        EngineLoop(engine, channel).run()
+    except Exception as error:
+        permanent = isinstance(error, EngineError)
+        channel.send(Fatal(str(error) if permanent else told(error, start.config), permanent))
+        if not permanent:
+            raise
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,229 @@
+"""From records to held jobs: validate, recognise duplicates, and take the rest in one transaction per batch."""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from schemas.common import ErrorCode, Lane
+from services.errors import PermanentError
+from services.process import telemetry
+from services.worker.in_flight import Held
+from services.worker.intake.dead_letters import DeadLetters
+from services.worker.intake.records import authenticate, parse
+from services.worker.intake.tenant_keys import TenantKeys
+from services.worker.jobs import Candidate, Job, Outcome, Record, Rejection, cancelled, failed
+from services.worker.offsets.ledger import Ledger
+from services.worker.store.decisions import Conflict, Decision, Ended, Leased, MayStart, Taken
+from services.worker.store.jobs import JobStore
+from services.worker.store.persistence import Persistence, isolate
+
+MAX_BATCH = 500
+MAX_RECHECK_S = 1.0
+_log = telemetry.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The database cannot store this job, alone in its batch."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """Where jobs go from here: those that can run, and those that ended before they could.
+
+    `starter` answers, one job at a time, whether the engine would take another at once. `keep` takes a delivery whose
+    job another worker has had for long; False for one that should wait here.
+    """
+
+    run: Callable[[Sequence[Job]], None]
+    finish: Callable[[Outcome], None]
+    starter: Callable[[], MayStart]
+    keep: Callable[[Candidate], bool]
+
+
+class Acceptor:
+    """One loop, so that two deliveries of a job are never decided at once."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        persistence: Persistence,
+        keys: TenantKeys,
+        ledger: Ledger,
+        held: Held,
+        dead_letters: DeadLetters,
+        handoff: Handoff,
+        *,
+        cluster_id: str,
+        require_signature: bool,
+    ) -> None:
+        self._store = store
+        self._persistence = persistence
+        self._keys = keys
+        self._ledger = ledger
+        self._held = held
+        self._dead_letters = dead_letters
+        self._handoff = handoff
+        self._cluster_id = cluster_id
+        self._require_signature = require_signature
+        self._arrived: deque[Candidate] = deque()
+        self._undecided: Counter[Lane] = Counter()
+        self._rechecks: deque[Candidate] = deque()
+        self._leased: list[tuple[float, Candidate]] = []
+        self._wake = asyncio.Event()
+
+    def receive(self, records: Iterable[Record]) -> None:
+        """Validate fresh records and queue them; bounded by the records that the ledger holds.
+
+        It happens here and not in the loop so that it fills the time in which the loop waits for the database.
+        """
+        now, now_ns = time.monotonic(), time.time_ns()
+        for record in records:
+            parsed = parse(record, self._cluster_id, now, now_ns)
+            if isinstance(parsed, Candidate):
+                self._arrived.append(parsed)
+                self._undecided[record.lane] += 1
+            else:
+                self._dead_letters.put(parsed)
+        self._wake.set()
+
+    def num_undecided(self, lane: Lane) -> int:
+        """Candidates of a lane that came and may yet become held jobs."""
+        return self._undecided[lane]
+
+    def recheck(self, job: Job) -> None:
+        """Another worker has the job by now: ask the database again for every record of it."""
+        for place in job.places:
+            record = job.candidate.record._replace(place=place)
+            self._rechecks.append(job.candidate._replace(record=record))
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Decide about what comes, for ever."""
+        while True:
+            await self._wait()
+            while self._arrived or self._rechecks:
+                arrived = self._next_arrived()  # a rebalance may have taken some away
+                present = [each for each in arrived if self._ledger.holds(each.record.place)]
+                candidates = await self._admitted(present) + self._next_rechecks()
+                await self._accept(self._fresh(candidates))
+                self._undecided.subtract(each.record.lane for each in arrived)
+
+    async def _wait(self) -> None:
+        """Until something came or a lease elsewhere may have run out."""
+        due = min((at for at, _ in self._leased), default=None)
+        try:
+            async with asyncio.timeout(None if due is None else max(0.0, due - time.monotonic())):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+        now = time.monotonic()
+        self._rechecks.extend(candidate for at, candidate in self._leased if at <= now)
+        self._leased = [(at, candidate) for at, candidate in self._leased if at > now]
+
+    def _next_arrived(self) -> list[Candidate]:
+        return [self._arrived.popleft() for _ in range(min(len(self._arrived), MAX_BATCH))]
+
+    def _next_rechecks(self) -> list[Candidate]:
+        rechecks, self._rechecks = list(self._rechecks), deque()
+        return rechecks
+
+    async def _admitted(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Those that may speak for their tenants; the others go to the dead letters."""
+        names = {candidate.key.tenant for candidate in candidates}
+        tenants = await self._persistence.insist(partial(self._keys.of, names)) if names else {}
+        admitted = []
+        for candidate in candidates:
+            rejection = authenticate(candidate, tenants, require_signature=self._require_signature)
+            if rejection is None:
+                admitted.append(candidate)
+            else:
+                self._dead_letters.put(rejection)
+        return admitted
+
+    def _fresh(self, candidates: list[Candidate]) -> list[Candidate]:
+        """One candidate per job that is not held; a later delivery of one in this batch waits for the next."""
+        fresh: dict[tuple[object, ...], Candidate] = {}
+        for candidate in candidates:
+            if not self._ledger.holds(candidate.record.place):
+                continue
+            job = self._held.get(candidate.key)
+            if job is not None:
+                self._join(job, candidate)
+            elif candidate.key in fresh:
+                self._rechecks.append(candidate)
+            else:
+                fresh[candidate.key] = candidate
+        return list(fresh.values())
+
+    def _join(self, job: Job, candidate: Candidate) -> None:
+        if job.candidate.fingerprint != candidate.fingerprint:
+            self._conflict(candidate)
+            return
+        telemetry.JOBS_DUPLICATE.labels(lane=candidate.record.lane).inc()
+        self._held.join(job, candidate.record.place)
+
+    async def _accept(self, candidates: list[Candidate]) -> None:
+        if not candidates:
+            return
+        decisions = await isolate(candidates, self._ask, _refused)
+        runnable: list[Job] = []
+        for candidate, decision in zip(candidates, decisions, strict=True):
+            job = self._apply(candidate, decision)
+            if job is not None:
+                runnable.append(job)
+        if runnable:
+            self._handoff.run(runnable)
+
+    async def _ask(self, candidates: Sequence[Candidate]) -> list[Decision | Refused]:
+        return list(await self._persistence.insist(partial(self._take_or_decide, candidates)))
+
+    async def _take_or_decide(self, candidates: Sequence[Candidate]) -> list[Decision]:
+        return await self._store.accept(candidates, self._handoff.starter())
+
+    def _apply(self, candidate: Candidate, decision: Decision | Refused) -> Job | None:
+        """Act on a decision; returns the job if it can run."""
+        match decision:
+            case Taken():
+                return self._take(candidate, decision)
+            case Ended():
+                telemetry.JOBS_DUPLICATE.labels(lane=candidate.record.lane).inc()
+                self._ledger.finish(candidate.record.place)
+            case Leased(left_s) if not self._handoff.keep(candidate):
+                self._leased.append((time.monotonic() + min(left_s + 0.01, MAX_RECHECK_S), candidate))
+            case Conflict():
+                self._conflict(candidate)
+            case Leased():
+                pass
+            case Refused(reason):
+                self._dead_letters.put(Rejection(candidate.record, ErrorCode.INVALID_MESSAGE, reason))
+        return None
+
+    def _take(self, candidate: Candidate, taken: Taken) -> Job | None:
+        job = Job(candidate, taken.grant, time.monotonic(), [candidate.record.place], attempts=taken.grant.attempts)
+        job.counted = taken.counted
+        self._held.add(job)
+        if taken.cancelled:
+            self._handoff.finish(cancelled(job))
+        elif taken.doom is not None:
+            self._handoff.finish(failed(job, taken.doom.code, taken.doom.message))
+        else:
+            return job
+        return None
+
+    def _conflict(self, candidate: Candidate) -> None:
+        message = (
+            f"tenant {candidate.key.tenant!r} used job_id {candidate.key.job_id} before for a different request;"
+            " send this one under a new id"
+        )
+        self._dead_letters.put(Rejection(candidate.record, ErrorCode.ID_CONFLICT, message))
+
+
+async def _refused(_candidate: Candidate, error: PermanentError) -> Decision | Refused:
+    return Refused(f"the job cannot be stored: {error}")

@@ -1,0 +1,300 @@
+"""Records in, positions out: polls without pause, pauses partitions under pressure, commits what is finished."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka import ConsumerRebalanceListener, TopicPartition
+from aiokafka.errors import (
+    CommitFailedError,
+    ConsumerStoppedError,
+    IllegalStateError,
+    KafkaError,
+    NoOffsetForPartitionError,
+    OffsetMetadataTooLargeError,
+    OffsetOutOfRangeError,
+)
+
+from schemas.common import Lane
+from services.errors import ServiceError
+from services.kafka import clients as kafka
+from services.kafka import header_names
+from services.kafka.topic_ids import KnownTopics, topic_ids
+from services.process import telemetry
+from services.process.settings import Settings
+from services.process.watchdog import Part
+from services.worker.intake.pressure import Pressure
+from services.worker.intake.records import record_of
+from services.worker.jobs import Record
+from services.worker.offsets.commits import Commits
+from services.worker.offsets.ledger import Ledger, Partition
+from services.worker.offsets.positions import Positions
+
+POLL_MS = 100
+# While a full lane is paused no record wakes a poll, so this is how long it takes to notice that the lane has room.
+FULL_POLL_MS = 10
+MAX_RECORDS = 500
+# Deliveries that joined a job in memory are an offset each; this many fill as much of a lane as a job.
+JOINED_PER_JOB = 64
+COMMIT_EVERY_S = 0.2
+COMMIT_TIMEOUT_S = 10.0
+ERROR_PAUSE_S = 1.0
+WATCH_TOPICS_S = 1.0
+_log = telemetry.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Whom the consumer tells and asks: fresh records; a new assignment; wait, within a budget, for the jobs that
+    run of partitions that may go; forget where the jobs of a partition stand."""
+
+    receive: Callable[[list[Record]], None]
+    assigned: Callable[[], None]
+    drained: Callable[[frozenset[Partition]], Awaitable[None]]
+    displaced: Callable[[Partition], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Of a lane: jobs in memory, and records that joined one of them as another delivery of it."""
+
+    held: Callable[[Lane], int]
+    joined: Callable[[Lane], int]
+
+
+class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the library is untyped
+    """Owner of the Kafka consumer."""
+
+    def __init__(self, settings: Settings, ledger: Ledger, counts: Counts, listener: Listener) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._num_held, self._num_joined = counts.held, counts.joined
+        self._listener = listener
+        self._lanes = {settings.jobs_topic(lane): lane for lane in settings.lanes}
+        self.pressure = Pressure(max(1, settings.max_backlog_jobs // len(self._lanes)))
+        self._kafka = kafka.job_consumer(settings)
+        self._positions = Positions(self._kafka, ledger)
+        self._commits = Commits(ledger)
+        self._topics = KnownTopics()
+        self._commit_lock = asyncio.Lock()
+        self._polls = 0
+        self.settled = False
+
+    async def start(self) -> None:
+        """Join the group; raises RetryableError or ConfigError saying why not."""
+        self._kafka.subscribe(topics=list(self._lanes), listener=self)
+        try:
+            with kafka.starting(self._settings):
+                await self._kafka.start()
+        except ServiceError:
+            await self._kafka.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Leave the group; uncommitted records go to whoever is next."""
+        await kafka.leave(self._kafka)
+
+    async def poll(self) -> None:
+        """Take records for ever. Polling never stops, so that a long job costs no membership."""
+        while True:
+            wait_ms = FULL_POLL_MS if self._apply_pressure() else POLL_MS
+            try:
+                batches = await self._kafka.getmany(timeout_ms=wait_ms, max_records=self._room())
+            except ConsumerStoppedError:
+                return
+            except (KafkaError, OSError, UnicodeDecodeError) as error:
+                await self._recover(error)
+                continue
+            self._polls += 1
+            for partition, messages in batches.items():
+                self._take(partition, messages)
+            await asyncio.sleep(0)  # the library does not wait where it has records: others get their turn here
+
+    async def _recover(self, error: Exception) -> None:
+        """Say what went wrong, and take again what the library had in hand: it forgets that when it fails."""
+        match error:
+            case UnicodeDecodeError():
+                header_names.tolerate()
+                _log.warning("A header's name is not UTF-8", action="header_name_mended", reason=str(error))
+            case OffsetOutOfRangeError():
+                for partition in await self._positions.restart(error.args[0]):
+                    self._listener.displaced(partition)
+            case NoOffsetForPartitionError():
+                pass  # a new pool: it begins with the earliest record
+            case _:
+                reason = str(kafka.translated(error, self._settings))
+                telemetry.alarm(_log, "Records cannot be taken", action="poll_failed", reason=reason)
+                await asyncio.sleep(ERROR_PAUSE_S)
+        while True:
+            if await self._positions.rewind():
+                return
+            await asyncio.sleep(ERROR_PAUSE_S)
+
+    def _take(self, partition: TopicPartition, messages: Sequence[Any]) -> None:
+        if Partition(*partition) not in self._ledger.partitions:
+            self._untake(partition, messages)
+            return
+        records = [record_of(message, self._lanes) for message in messages]
+        fresh = [record for record in records if self._ledger.receive(record.place)]
+        if fresh:
+            telemetry.MESSAGES_CONSUMED.labels(lane=fresh[0].lane).inc(len(fresh))
+            self._listener.receive(fresh)
+
+    def _untake(self, partition: TopicPartition, messages: Sequence[Any]) -> None:
+        """Records that came before it was known which of them are finished come again."""
+        try:
+            self._kafka.seek(partition, messages[0].offset)
+        except IllegalStateError:
+            return  # it is another worker's by now
+
+    def spare(self) -> tuple[list[Lane], int]:
+        """Lanes that may take parked jobs, and how many each."""
+        spare = {lane: self.pressure.spare(self._num_held(lane)) for lane in self._lanes.values()}
+        lanes = [lane for lane, count in spare.items() if count]
+        return lanes, min((spare[lane] for lane in lanes), default=0)
+
+    def _held(self, lane: Lane) -> int:
+        """Records in hand; one that joined a job weighs little, so that repeats of one job leave room for others."""
+        joined = self._num_joined(lane)
+        num_open = self._ledger.num_open(self._settings.jobs_topic(lane))
+        return max(self._num_held(lane), num_open - joined + joined // JOINED_PER_JOB)
+
+    def _room(self) -> int:
+        """Records that no open lane would choke on; the library wants at least one even if every lane is paused."""
+        rooms = [self.pressure.room(self._held(lane)) for lane in self._lanes.values()]
+        return max(1, min([MAX_RECORDS, *[room for room in rooms if room]]))
+
+    def _apply_pressure(self) -> bool:
+        """Pause and resume partitions as lanes fill and empty; a rebalance has un-paused them all.
+
+        Returns whether any is paused for as long as its lane is full.
+        """
+        assigned, paused = self._kafka.assignment(), self._kafka.paused()
+        full = {topic for topic, lane in self._lanes.items() if self.pressure.paused(lane, self._held(lane))}
+        open_to = self._ledger.partitions - self._commits.crowded
+        wanted = {each for each in assigned if each.topic in full or Partition(*each) not in open_to}
+        if wanted - paused:
+            self._kafka.pause(*(wanted - paused))
+        if paused - wanted:
+            self._kafka.resume(*(paused - wanted))
+        telemetry.PARTITIONS_PAUSED.set(len(wanted))
+        return bool(full)
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        """Let what runs end within its budget, commit what is finished while these are still ours, and let go."""
+        partitions = frozenset(Partition(*partition) for partition in revoked)
+        await self._listener.drained(partitions)
+        await self.commit(urgent=True)
+        self.settled = False
+        self._ledger.revoke(partitions)
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """Start afresh with these: uncommitted records come again, and those that are finished are passed over."""
+        self._apply_pressure()  # none may come before it is known which are finished
+        assigned = list(assigned)
+        beginning = await self._positions.begin(assigned)
+        for partition in beginning.uncommitted:
+            self._begin_anew(partition)
+        self._ledger.assign([Partition(*partition) for partition in assigned], beginning.told)
+        self.settled = True
+        self._apply_pressure()
+        telemetry.REBALANCES.inc()
+        telemetry.PARTITIONS_ASSIGNED.set(len(assigned))
+        _log.info("Partitions assigned", action="assigned", partitions=len(assigned))
+        self._listener.assigned()
+
+    def _begin_anew(self, partition: Partition) -> None:
+        """Where no position is committed any more its topic may be a new one of the same name, whose offsets mean other
+        records. Those that are the same are recognised one by one."""
+        committed = self._ledger.forget(partition)
+        if committed is None:
+            return  # new to this worker
+        if committed:
+            _log.warning(
+                "Nothing is committed where something was; the earliest record is next",
+                action="commits_gone",
+                topic=partition.topic,
+                partition=partition.number,
+            )
+        self._listener.displaced(partition)
+
+    async def commit_often(self) -> None:
+        """Commit the finished prefix for ever."""
+        while True:
+            await asyncio.sleep(COMMIT_EVERY_S)
+            await self.commit()
+            self._measure_lag()
+
+    async def watch_topics(self) -> None:
+        """Notice topics that are deleted and made anew under the same name, for ever, and read them from the beginning.
+
+        A broker may go on from the old position without a word, past records that nobody has read.
+        """
+        while True:
+            await asyncio.sleep(WATCH_TOPICS_S)
+            try:
+                if renewed := self._topics.made_anew(await topic_ids(self._kafka, list(self._lanes))):
+                    await self._read_anew(renewed)
+            except (KafkaError, OSError, IllegalStateError) as error:
+                _log.warning("Topics not looked at", action="topics_not_watched", reason=str(error))
+
+    async def _read_anew(self, topics: set[str]) -> None:
+        telemetry.alarm(
+            _log,
+            "A topic was deleted and made anew; it is read from the beginning",
+            action="topic_made_anew",
+            topics=sorted(topics),
+        )
+        kafka.look_again(self._kafka)  # the library may have seen that they were away, and looks every half a minute
+        while True:
+            try:
+                partitions = await self._positions.begin_anew(topics)
+            except (KafkaError, OSError, IllegalStateError) as error:
+                _log.warning("Positions not found", action="rewind_failed", reason=str(error))
+                await asyncio.sleep(ERROR_PAUSE_S)
+            else:
+                break
+        for partition in partitions:
+            self._listener.displaced(partition)
+
+    def _measure_lag(self) -> None:
+        for partition in self._kafka.assignment():
+            end, position = self._kafka.highwater(partition), self._ledger.position(Partition(*partition))
+            if end is not None and position is not None:
+                gauge = telemetry.CONSUMER_LAG.labels(topic=partition.topic, partition=str(partition.partition))
+                gauge.set(end - position)
+
+    async def commit(self, *, urgent: bool = False) -> bool:
+        """Commit what is due, with a bounded wait; False if it could not be done now and will be tried again."""
+        async with self._commit_lock:
+            due = self._commits.due(time.monotonic(), self._kafka.assignment(), urgent=urgent)
+            if not due:
+                return True
+            offsets = {TopicPartition(*place): (commit.position, commit.metadata) for place, commit in due.items()}
+            try:
+                async with asyncio.timeout(COMMIT_TIMEOUT_S):
+                    await self._kafka.commit(offsets)
+            except OffsetMetadataTooLargeError:
+                self._commits.narrow()
+                _log.warning("The broker takes less metadata", action="metadata_narrowed")
+                return False
+            except (CommitFailedError, IllegalStateError):
+                return False  # a rebalance came first: the records come again, and are known
+            except (KafkaError, OSError, TimeoutError) as error:
+                reason = str(kafka.translated(error, self._settings))
+                _log.warning("Positions not committed", action="commit_failed", reason=reason)
+                return False
+            self._commits.done(due, time.monotonic())
+            return True
+
+    def progress(self) -> dict[str, Part]:
+        """Whether polling and each partition move, for the watchdog."""
+        parts = {"polling": Part(has_work=True, moved=self._polls)}
+        paused = self._kafka.paused()
+        for partition in self._kafka.assignment():
+            position, end = kafka.reading_of(self._kafka, partition)
+            has_work = partition not in paused and position is not None and end is not None and position < end
+            parts[f"partition {partition.topic}/{partition.partition}"] = Part(has_work, position)
+        return parts

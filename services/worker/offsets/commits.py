@@ -1,0 +1,62 @@
+"""When to commit, apart from what to commit. Pure policy: `now` is monotonic seconds."""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from services.worker.offsets.finished import MAX_METADATA_CHARS, fit
+from services.worker.offsets.ledger import Ledger, Partition
+
+ABOVE_EVERY_S = 1.0
+
+
+class Commit(NamedTuple):
+    """What is told to the broker about one partition. `changes` goes back to the ledger when it has acknowledged."""
+
+    position: int
+    metadata: str
+    changes: int
+
+
+class Commits:
+    """A position that moved is committed at the next turn; finishes above it alone wait up to `every_s` seconds.
+
+    Where the broker's bound leaves no room for everything that is finished above a position, the partition is
+    `crowded`: it takes no more records until it fits again.
+    """
+
+    def __init__(self, ledger: Ledger, every_s: float = ABOVE_EVERY_S, max_chars: int = MAX_METADATA_CHARS) -> None:
+        self._ledger = ledger
+        self._every_s = every_s
+        self._max_chars = max_chars
+        self._done_at: dict[Partition, float] = {}
+        self._crowded: set[Partition] = set()
+
+    @property
+    def crowded(self) -> frozenset[Partition]:
+        """Partitions to be paused."""
+        return frozenset(self._crowded & self._ledger.partitions)
+
+    def due(self, now: float, assigned: Collection[Partition], *, urgent: bool = False) -> dict[Partition, Commit]:
+        """What should be committed now; `urgent` where there may be no later."""
+        moved, unsaved = set(self._ledger.due()), self._ledger.unsaved()
+        ripe = {each for each in unsaved if urgent or now - self._done_at.get(each, 0.0) >= self._every_s}
+        return {partition: self._commit(partition) for partition in (moved | ripe) if partition in assigned}
+
+    def _commit(self, partition: Partition) -> Commit:
+        position, frontier, unfinished, changes = self._ledger.standing(partition)
+        metadata, complete = fit(position, frontier, unfinished, self._max_chars)
+        if complete:
+            self._crowded.discard(partition)
+        else:
+            self._crowded.add(partition)
+        return Commit(position, metadata, changes)
+
+    def narrow(self) -> None:
+        """The broker takes less than was assumed: say half as much from now on."""
+        self._max_chars //= 2
+
+    def done(self, commits: dict[Partition, Commit], now: float) -> None:
+        """The broker acknowledged these."""
+        positions = {partition: commit.position for partition, commit in commits.items()}
+        self._ledger.committed(positions, {partition: commit.changes for partition, commit in commits.items()})
+        self._done_at |= dict.fromkeys(commits, now)

@@ -1,0 +1,121 @@
+"""SQL of parked jobs, by name.
+
+A row of `parked_jobs` is the request of a job whose Kafka record is no longer needed. It stays until the job is
+terminal: while a worker has the job, the row is due when that worker's lease runs out.
+"""
+
+from services.worker.store.batch import ATTEMPT, DATED, JOB, batch
+
+RECORD = {
+    "topic": "text",
+    "partition_number": "integer",
+    "record_offset": "bigint",
+    "record_timestamp_ms": "bigint",
+    "record_key": "bytea",
+    "request": "bytea",
+    "traceparent": "text",
+}
+DELIVERY = {**JOB, "lane": "text", **RECORD}
+REQUEST = {
+    **DATED,
+    "lane": "text",
+    "reason": "text",
+    "adapter_digest": "text",
+    "cold_for": "interval",
+    "alone": "boolean",
+    "delay": "interval",
+    "deadline": "timestamptz",
+    **RECORD,
+}
+
+PARK_JOBS = f"""
+update loraq.jobs
+set state = 'parked', lease_until = null, attempts = held.attempts
+from {batch("held", ATTEMPT | {"attempts": "integer"})}
+where jobs.accepted_on = held.accepted_on and jobs.tenant = held.tenant and jobs.job_id = held.job_id
+    and jobs.fence = held.fence and jobs.state in ('queued', 'running')
+returning jobs.tenant, jobs.job_id
+"""
+
+STORE_REQUESTS = f"""
+insert into loraq.parked_jobs
+    (tenant, job_id, accepted_on, pool, lane, reason, adapter_digest, cold_since, alone, due_at, topic,
+     partition_number, record_offset, record_timestamp_ms, record_key, request, traceparent)
+select
+    tenant, job_id, accepted_on, $1, lane, reason, adapter_digest, clock_timestamp() - cold_for, alone,
+    least(clock_timestamp() + delay, deadline, cancelled_at), topic, partition_number, record_offset,
+    record_timestamp_ms, record_key, request, traceparent
+from {batch("sent", REQUEST, first=2)}
+left join (select tenant, job_id, requested_at as cancelled_at from loraq.cancellations) as cancelled
+    using (tenant, job_id)
+on conflict (tenant, job_id) do update
+set reason = excluded.reason,
+    adapter_digest = excluded.adapter_digest,
+    cold_since = excluded.cold_since,
+    alone = excluded.alone,
+    due_at = excluded.due_at
+"""
+
+STORE_DELIVERIES = f"""
+insert into loraq.parked_jobs
+    (tenant, job_id, accepted_on, pool, lane, reason, due_at, topic, partition_number, record_offset,
+     record_timestamp_ms, record_key, request, traceparent)
+select
+    tenant, job_id, job_keys.accepted_on, $1, sent.lane, 'lease', coalesce(jobs.lease_until, clock_timestamp()), topic,
+    partition_number, record_offset, record_timestamp_ms, record_key, request, traceparent
+from {batch("sent", DELIVERY, first=2)}
+join loraq.job_keys using (tenant, job_id)
+join loraq.jobs using (accepted_on, tenant, job_id)
+on conflict (tenant, job_id) do nothing
+"""
+
+DUE_JOBS = """
+select *, extract(epoch from clock_timestamp() - cold_since)::float8 as cold_for_s
+from loraq.parked_jobs
+where pool = $1 and lane = any($2::text[]) and due_at <= clock_timestamp()
+order by due_at
+limit $3
+for update skip locked
+"""
+
+TAKE_DUE = f"""
+update loraq.jobs
+set fence = jobs.fence + 1, state = 'queued', worker = $4, lease_until = clock_timestamp() + $5::interval
+from {batch("due", DATED)}
+where jobs.accepted_on = due.accepted_on and jobs.tenant = due.tenant and jobs.job_id = due.job_id
+    and (jobs.state = 'parked'
+         or jobs.state in ('queued', 'running')
+         and coalesce(jobs.lease_until, '-infinity') <= clock_timestamp())
+returning
+    jobs.tenant, jobs.job_id, jobs.accepted_on, jobs.fence, jobs.attempts, jobs.adapter_version,
+    extract(epoch from clock_timestamp() - jobs.accepted_at)::float8 as age_s, clock_timestamp() as taken_at
+"""
+
+PUSH_ON = f"""
+update loraq.parked_jobs
+set due_at = greatest(jobs.lease_until, clock_timestamp())
+from loraq.jobs, {batch("due", DATED)}
+where parked_jobs.tenant = due.tenant and parked_jobs.job_id = due.job_id
+    and jobs.accepted_on = due.accepted_on and jobs.tenant = due.tenant and jobs.job_id = due.job_id
+"""
+
+DROP_ENDED = f"""
+delete from loraq.parked_jobs
+using loraq.jobs, {batch("due", DATED)}
+where parked_jobs.tenant = due.tenant and parked_jobs.job_id = due.job_id
+    and jobs.accepted_on = due.accepted_on and jobs.tenant = due.tenant and jobs.job_id = due.job_id
+    and jobs.state in ('succeeded', 'failed', 'cancelled', 'expired')
+"""
+
+HURRY_JOBS = f"""
+update loraq.parked_jobs
+set due_at = clock_timestamp()
+from {batch("released", JOB)}
+where parked_jobs.tenant = released.tenant and parked_jobs.job_id = released.job_id
+"""
+
+HURRY_ADAPTER = """
+update loraq.parked_jobs
+set due_at = clock_timestamp()
+where pool = $1 and adapter_digest = $2 and reason = 'adapter' and due_at > clock_timestamp()
+"""

@@ -1,0 +1,153 @@
+"""From outcomes to committed rows, and only then to finished records."""
+
+import asyncio
+import hashlib
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from opentelemetry.trace import Span
+
+from schemas.common import ErrorCode
+from services.errors import PermanentError, ServiceError
+from services.process import telemetry
+from services.s3.store import ObjectStore
+from services.worker.in_flight import Held
+from services.worker.jobs import Job, JobKey, Outcome, Phase, failed
+from services.worker.offsets.ledger import Ledger
+from services.worker.results.meters import count_finished
+from services.worker.results.spans import close_process_span, open_process_span, traceparent_of
+from services.worker.store.effects import Completion, completion, is_large
+from services.worker.store.jobs import JobStore
+from services.worker.store.persistence import Persistence, isolate
+
+MAX_BATCH = 1000
+_log = telemetry.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    completion: Completion
+    span: Span | None
+
+
+class Completer:
+    """One loop; a batch is whatever ended while the last one was being written."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        persistence: Persistence,
+        objects: ObjectStore,
+        ledger: Ledger,
+        held: Held,
+        pool_name: str,
+        stale: Callable[[Job], None],
+    ) -> None:
+        self._store = store
+        self._persistence = persistence
+        self._objects = objects
+        self._ledger = ledger
+        self._held = held
+        self._pool_name = pool_name
+        self._stale = stale
+        self._recording = telemetry.recording()
+        self._queue: deque[_Prepared] = deque()
+        self._urls: dict[JobKey, str] = {}
+        self._uploads: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._unsettled = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def submit(self, outcome: Outcome) -> None:
+        """Queue an outcome, a large one behind its upload; bounded by the jobs that are held."""
+        outcome.job.phase = Phase.COMPLETING
+        self._unsettled += 1
+        self._idle.clear()
+        if is_large(outcome):
+            task = asyncio.create_task(self._upload(outcome), name=f"upload {outcome.job.key.job_id}")
+            self._uploads.add(task)
+            task.add_done_callback(self._uploads.discard)
+        else:
+            self._enqueue(outcome)
+
+    def _enqueue(self, outcome: Outcome) -> None:
+        """What is written is made here and not in the loop: that fills the time in which it waits for the database."""
+        self._queue.append(self._prepare(outcome))
+        self._wake.set()
+
+    async def _upload(self, outcome: Outcome) -> None:
+        """Put a large output into the object store under the digest of its content; the row takes it if that fails."""
+        assert outcome.finished is not None
+        content = outcome.finished.text.encode("utf-8", "replace")
+        place = self._objects.at(f"results/{outcome.job.key.tenant}/{hashlib.sha256(content).hexdigest()}.txt")
+        try:
+            await self._objects.put_bytes(place, content, "text/plain; charset=utf-8")
+        except ServiceError as error:
+            _log.warning("Large output stays in its row", action="output_upload_failed", reason=str(error))
+        else:
+            self._urls[outcome.job.key] = place.uri
+        self._enqueue(outcome)
+
+    async def flushed(self) -> None:
+        """Until everything that was submitted is committed."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Write what is queued, for ever."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._queue:
+                batch = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
+                await self._complete(batch)
+
+    async def _complete(self, prepared: Sequence[_Prepared]) -> None:
+        with (
+            telemetry.COMPLETION_SECONDS.time(),
+            telemetry.tracer().start_as_current_span(telemetry.SPAN_COMPLETE_JOBS),
+        ):
+            committed = await isolate(prepared, self._write, self._write_failure)
+        for each, is_ours in zip(prepared, committed, strict=True):
+            self._settle(each, is_ours=is_ours)
+        count_finished(
+            [each.completion for each, ours in zip(prepared, committed, strict=True) if ours], time.monotonic()
+        )
+
+    def _prepare(self, outcome: Outcome) -> _Prepared:
+        span = open_process_span(outcome) if self._recording else None
+        output_url = self._urls.pop(outcome.job.key, None)
+        now, traceparent = time.monotonic(), traceparent_of(outcome, span)
+        return _Prepared(completion(outcome, self._pool_name, now, traceparent, output_url), span)
+
+    async def _write(self, prepared: Sequence[_Prepared]) -> list[bool]:
+        completions = [each.completion for each in prepared]
+        ours = await self._persistence.insist(partial(self._store.complete, completions))
+        return [each.job.key in ours for each in completions]
+
+    async def _write_failure(self, prepared: _Prepared, error: PermanentError) -> bool:
+        """The database refuses this outcome: the job fails with that as its reason."""
+        job = prepared.completion.job
+        outcome = failed(job, ErrorCode.ENGINE_ERROR, f"the result cannot be stored: {error}")
+        again = completion(outcome, self._pool_name, time.monotonic(), prepared.completion.traceparent)
+        ours = await self._persistence.insist(partial(self._store.complete, [again]))
+        return job.key in ours
+
+    def _settle(self, prepared: _Prepared, *, is_ours: bool) -> None:
+        outcome = prepared.completion.outcome
+        job = outcome.job
+        if prepared.span is not None:
+            close_process_span(prepared.span)
+        self._held.remove(job)
+        self._unsettled -= 1
+        if not self._unsettled:
+            self._idle.set()
+        if not is_ours:
+            telemetry.STALE_WRITES.inc()
+            self._stale(job)
+            return
+        for place in job.places:
+            self._ledger.finish(place)

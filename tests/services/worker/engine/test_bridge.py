@@ -1,0 +1,246 @@
+"""The engine process: it answers, says why it cannot, is replaced when it dies or hangs, and dies with its parent."""
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from engine import EngineConfig, Request, SamplingParams
+from services.errors import ConfigError
+from services.worker.engine.bridge import (
+    LONGEST_AFTER_SERVING_S,
+    RESTART_DELAYS_S,
+    AdapterRefusedError,
+    EngineBridge,
+    EngineLostError,
+    EngineSpec,
+    Listener,
+    restart_delay_s,
+)
+from services.worker.engine.protocol import Add, Done, Finished, Load, Refused, Start, encode
+from tests.builders import lora_adapter, tiny_llama
+from tests.services.worker.gates import Gate
+from tests.waiting import eventually
+
+FAULTY_ENGINE = "tests.integration.stub_engine:faulty_engine"
+BROKEN_ENGINE = "tests.integration.stub_engine:broken_engine"
+STILLBORN_ENGINE = "tests.integration.stub_engine:stillborn_engine"
+GATED_ENGINE = "tests.integration.stub_engine:gated_engine"
+
+
+@dataclass
+class Heard:
+    """What the bridge told."""
+
+    finished: list[Finished] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    losses: list[str] = field(default_factory=list)
+    starts: int = 0
+
+    def up(self) -> None:
+        self.starts += 1
+
+    def done(self, message: Done) -> None:
+        self.finished += message.finished
+        self.refused += message.refused
+
+    @property
+    def listener(self) -> Listener:
+        return Listener(self.up, self.done, self.losses.append)
+
+
+@asynccontextmanager
+async def bridge(spec: EngineSpec, heard: Heard) -> AsyncIterator[EngineBridge]:
+    made = EngineBridge(spec, heard.listener)
+    running = asyncio.create_task(made.run())
+    try:
+        await eventually(lambda: made.ready or running.done(), what="the engine to start")
+        yield made
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def spec(factory: str = FAULTY_ENGINE, silence_s: float = 60.0) -> EngineSpec:
+    return EngineSpec(EngineConfig(model="none"), factory, silence_s=silence_s)
+
+
+def ask(request_id: str, prompt: str, adapter: str | None = None) -> Request:
+    return Request(request_id=request_id, prompt=prompt, adapter=adapter, sampling=SamplingParams(max_tokens=3))
+
+
+async def test_requests_are_answered_and_refusals_say_why() -> None:
+    heard = Heard()
+    async with bridge(spec(), heard) as engine:
+        engine.add([ask("1", "hello"), ask("2", "refuse"), ask("3", "hello", adapter="unknown"), ask("4", "fail")])
+        await eventually(lambda: len(heard.finished) + len(heard.refused) == 4)
+    [finished] = heard.finished
+    assert (finished.request_id, finished.text, finished.completion_tokens) == ("1", "hel", 3)
+    assert 0 < finished.added_ns <= finished.finished_ns
+    assert {each.request_id: each.why for each in heard.refused} == {
+        "2": "invalid_request",
+        "3": "unknown_adapter",
+        "4": "failed",
+    }
+
+
+async def test_a_killed_engine_is_told_of_once_and_replaced() -> None:
+    heard = Heard()
+    async with bridge(spec(), heard) as engine:
+        engine.add([ask("1", "die")])
+        await eventually(lambda: heard.starts == 2, what="another engine")
+        engine.add([ask("2", "hello")])
+        await eventually(lambda: heard.finished)
+    assert heard.losses[0] == "it was ended by SIGKILL (out of memory?)"
+    assert [each.request_id for each in heard.finished] == ["2"]
+
+
+async def test_a_defect_of_the_engine_is_named() -> None:
+    heard = Heard()
+    async with bridge(spec(), heard) as engine:
+        engine.add([ask("1", "crash")])
+        await eventually(lambda: heard.losses)
+    assert heard.losses[0] == "ZeroDivisionError: a defect of the engine"
+
+
+async def test_a_silent_engine_is_ended() -> None:
+    heard = Heard()
+    async with bridge(spec(silence_s=2.5), heard) as engine:
+        engine.add([ask("1", "hang")])
+        await eventually(lambda: heard.losses, what="the silence to be noticed")
+        assert heard.losses[0] == "it said nothing for 2.5 s and was ended"
+        with pytest.raises(EngineLostError, match="not up"):
+            engine.add([ask("2", "hello")])
+
+
+async def test_the_real_engine_loads_good_adapters_and_names_what_is_wrong_with_others(tmp_path: Path) -> None:
+    base = tiny_llama(tmp_path / "base")
+    good = lora_adapter(tmp_path / "good", base, rank=4)
+    broken = lora_adapter(tmp_path / "broken", base, rank=4)
+    (broken / "adapter_model.safetensors").write_bytes(b"nonsense")
+    heard = Heard()
+    real = EngineSpec(EngineConfig(model=base, dtype="float32", threads=1))
+    async with bridge(real, heard) as engine:
+        assert await engine.load("good", good) > 0
+        with pytest.raises(AdapterRefusedError, match=r"adapter_model\.safetensors"):
+            await engine.load("broken", broken)
+        engine.add([ask("1", "hello", adapter="good"), ask("2", "hello", adapter="broken")])
+        await eventually(lambda: len(heard.finished) + len(heard.refused) == 2)
+        engine.unload("good")
+        engine.add([ask("3", "hello", adapter="good")])
+        await eventually(lambda: len(heard.refused) == 2)
+    assert [each.request_id for each in heard.finished] == ["1"]
+    assert {each.why for each in heard.refused} == {"unknown_adapter"}
+
+
+async def test_the_real_engine_steps_on_while_an_adapter_is_checked(tmp_path: Path) -> None:
+    base = tiny_llama(tmp_path / "base")
+    loaded = lora_adapter(tmp_path / "loaded", base, rank=4)
+    slow = lora_adapter(tmp_path / "slow", base, rank=4, seed=1)
+    gate = Gate(slow)
+    heard = Heard()
+    real = EngineSpec(EngineConfig(model=base, dtype="float32", threads=1), GATED_ENGINE)
+    async with bridge(real, heard) as engine:
+        await engine.load("loaded", loaded)
+        loading = asyncio.create_task(engine.load("slow", slow))
+        await eventually(gate.is_reached, what="the check to begin")
+        engine.add([ask("1", "hello"), ask("2", "hello", adapter="loaded")])
+        await eventually(lambda: len(heard.finished) == 2, what="two jobs to finish beside the check")
+        assert not loading.done()
+        gate.open()
+        assert await loading > 0
+        engine.add([ask("3", "hello", adapter="slow")])
+        await eventually(lambda: len(heard.finished) == 3)
+    assert {each.request_id for each in heard.finished} == {"1", "2", "3"}
+    assert not heard.refused
+
+
+async def test_a_defect_of_a_check_is_the_engines(tmp_path: Path) -> None:
+    adapter = lora_adapter(tmp_path / "adapter", tiny_llama(tmp_path / "base"), rank=4)
+    (adapter / "defect").touch()
+    heard = Heard()
+    async with bridge(spec(), heard) as engine:
+        with pytest.raises(EngineLostError):
+            await engine.load("adapter", adapter)
+        await eventually(lambda: heard.losses)
+    assert heard.losses[0] == "ZeroDivisionError: a defect of the check"
+
+
+async def test_a_process_ends_although_a_check_is_under_way(tmp_path: Path) -> None:
+    adapter = lora_adapter(tmp_path / "adapter", tiny_llama(tmp_path / "base"), rank=4)
+    gate = Gate(adapter)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        arguments = (sys.executable, "-m", "services.worker.engine.process", str(theirs.fileno()))
+        process = await asyncio.create_subprocess_exec(
+            *arguments, pass_fds=(theirs.fileno(),), stderr=asyncio.subprocess.PIPE
+        )
+        ours.sendall(encode(Start(FAULTY_ENGINE, EngineConfig(model="none"))) + encode(Load("adapter", adapter)))
+        await eventually(gate.is_reached, what="the check to begin")
+        ours.sendall(encode(Add((ask("1", "crash"),))))
+        _, stderr = await process.communicate()
+    assert process.returncode == 1
+    assert b"ZeroDivisionError: a defect of the engine" in stderr
+
+
+async def test_a_load_cut_short_by_the_engines_death_is_lost_not_failed(tmp_path: Path) -> None:
+    adapter = lora_adapter(tmp_path / "adapter", tiny_llama(tmp_path / "base"), rank=4)
+    (adapter / "die").touch()
+    async with bridge(spec(), Heard()) as engine:
+        with pytest.raises(EngineLostError):
+            await engine.load("adapter", adapter)
+
+
+async def test_an_engine_that_can_never_start_is_a_wrong_setting() -> None:
+    with pytest.raises(ConfigError, match="the engine cannot start: the model none cannot be used"):
+        await EngineBridge(spec(BROKEN_ENGINE), Heard().listener).run()
+
+
+async def test_an_engine_that_was_never_up_is_given_up() -> None:
+    heard = Heard()
+    with pytest.raises(ConfigError, match=r"did not start in 3 attempts; .*no device of this kind"):
+        await EngineBridge(spec(STILLBORN_ENGINE), heard.listener).run()
+
+
+PARENT = """
+import asyncio
+from engine import EngineConfig
+from services.worker.engine.bridge import EngineBridge, EngineSpec, Listener
+
+async def main():
+    up = lambda: print(bridge.pid, flush=True)
+    bridge = EngineBridge(EngineSpec(EngineConfig(model="none"), "{factory}"), Listener(up, print, print))
+    await bridge.run()
+
+asyncio.run(main())
+"""
+
+
+async def test_the_engine_dies_with_its_parent() -> None:
+    program = PARENT.format(factory=FAULTY_ENGINE)
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+    assert parent.stdout is not None
+    engine_pid = int(await parent.stdout.readline())
+    parent.kill()
+    await parent.wait()
+    await eventually(lambda: not is_running(engine_pid), what="the engine to end")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_an_engine_that_was_up_is_started_again_soon_and_one_that_never_was_ever_later() -> None:
+    served = [restart_delay_s(failures, has_served=True) for failures in range(8)]
+    stillborn = [restart_delay_s(failures, has_served=False) for failures in range(8)]
+    assert max(served) == LONGEST_AFTER_SERVING_S
+    assert stillborn == sorted(stillborn)
+    assert stillborn[-1] == RESTART_DELAYS_S[-1]

@@ -1,0 +1,159 @@
+"""What the runner makes of an engine that ends: who comes back, with whom, and who is charged for it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+
+import pytest
+
+from engine import Request
+from schemas.common import JobState, Lane
+from schemas.job import JobRequest
+from services.client.identifiers import uuid7
+from services.worker.engine.protocol import Done, Finished
+from services.worker.execution.limits import Limits
+from services.worker.execution.runner import Desk, Runner
+from services.worker.jobs import Candidate, Grant, Job, JobKey, Outcome, Phase, Record
+from services.worker.offsets.ledger import Partition, Place
+from services.worker.queue.backlog import Backlog
+from tests.waiting import eventually
+
+MAX_ATTEMPTS = 3
+
+
+@dataclass
+class FakeEngine:
+    """Keeps what it is given."""
+
+    ready: bool = True
+    batch: list[Request] = field(default_factory=list)
+
+    def add(self, requests: Iterable[Request]) -> None:
+        self.batch.extend(requests)
+
+    def cancel(self, request_ids: Collection[str]) -> None:
+        self.batch = [request for request in self.batch if request.request_id not in request_ids]
+
+
+class FakeAdapters:
+    """Only the base model is asked for."""
+
+    def use(self, _job: Job) -> None: ...
+    def leave(self, _job: Job) -> None: ...
+    def plan(self, _now: float) -> None: ...
+    def lost(self) -> None: ...
+
+
+@dataclass
+class Floor:
+    """A runner between fakes; `counts` are the attempts as the database has them."""
+
+    counts: dict[JobKey, int] = field(default_factory=dict)
+    outcomes: list[Outcome] = field(default_factory=list)
+    batches: list[list[str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.engine = FakeEngine()
+        desk = Desk(self.start, self.outcomes.append, lambda _job: None, self.retry)
+        limits = Limits(8, 60.0, MAX_ATTEMPTS, 1024)
+        self.runner = Runner(limits, Backlog[Job](100), self.engine, FakeAdapters(), desk)
+
+    async def start(self, jobs: Sequence[Job]) -> dict[JobKey, int]:
+        for job in jobs:
+            self.counts[job.key] = self.counts.get(job.key, 0) + (not job.counted)
+        return {job.key: self.counts[job.key] for job in jobs}
+
+    def retry(self, job: Job) -> None:
+        """As if it had been parked and was due."""
+        job.phase = Phase.WAITING
+        self.runner.add([job])
+
+    def add(self, *prompts: str, deadline: datetime | None = None) -> list[Job]:
+        jobs = [job(prompt, deadline) for prompt in prompts]
+        self.runner.add(jobs)
+        return jobs
+
+    async def next_batch(self) -> list[str]:
+        await eventually(lambda: self.engine.batch, what="a batch")
+        return [request.prompt or "" for request in self.engine.batch]
+
+    async def serve(self) -> None:
+        """One engine: ends if `poison` is in the batch, and otherwise answers it."""
+        self.batches.append(await self.next_batch())
+        batch, self.engine.batch = self.engine.batch, []
+        if any(request.prompt == "poison" for request in batch):
+            self.runner.lost("it ended")
+            self.runner.up()
+        else:
+            self.runner.done(Done(tuple(finished(request) for request in batch), ()))
+
+
+def job(prompt: str, deadline: datetime | None = None) -> Job:
+    request = JobRequest(tenant="acme", prompt=prompt, deadline=deadline)
+    record = Record(Place(Partition("jobs", 0), 0), Lane.STANDARD, None, b"", (), 0)
+    candidate = Candidate(JobKey("acme", uuid7()), request, b"", record, None, 0.0, 0)
+    return Job(candidate, Grant(1, date(2026, 11, 29), 0.0, 0, None, None), 0.0, [record.place])
+
+
+def finished(request: Request) -> Finished:
+    assert request.request_id is not None
+    return Finished(request.request_id, (1,), "x", "stop", 1, 0, 1, None, 0.0, 0, 0)
+
+
+@pytest.fixture
+async def floor() -> AsyncIterator[Floor]:
+    made = Floor()
+    feeding = asyncio.create_task(made.runner.feed())
+    yield made
+    feeding.cancel()
+    await asyncio.gather(feeding, return_exceptions=True)
+
+
+@pytest.mark.parametrize("deadline", [None, datetime(2099, 1, 1, tzinfo=UTC)])
+async def test_the_job_that_ends_the_engine_is_found_and_its_batch_mates_are_not_charged(
+    floor: Floor, deadline: datetime | None
+) -> None:
+    jobs = floor.add("a", "b", "c", "d", "poison", "e", "f", "g", deadline=deadline)
+    while len(floor.outcomes) < len(jobs):
+        await floor.serve()
+    states = {each.job.request.prompt: each.state for each in floor.outcomes}
+    assert states.pop("poison") is JobState.FAILED
+    assert set(states.values()) == {JobState.SUCCEEDED}
+    assert [floor.counts[each.key] for each in jobs] == [3 if each.request.prompt == "poison" else 1 for each in jobs]
+    assert all(not each.counted for each in jobs)
+    ends = [batch for batch in floor.batches if "poison" in batch]
+    assert [len(batch) for batch in ends] == [8, 4, 2, 1, 1, 1]
+
+
+async def test_a_trial_is_without_others_and_they_wait_for_it(floor: Floor) -> None:
+    floor.add("a", "b")
+    assert await floor.next_batch() == ["a", "b"]
+    floor.engine.batch = []
+    floor.runner.lost("it ended")
+    floor.add("behind")
+    floor.runner.up()
+    for expected in (["behind"], ["a"], ["b"]):
+        await floor.serve()
+        assert floor.batches[-1] == expected
+
+
+async def test_jobs_that_were_counted_and_never_handed_over_are_not_charged(floor: Floor) -> None:
+    """The engine ends while the database marks them as started."""
+    gate = asyncio.Event()
+    start = floor.start
+
+    async def slowly(jobs: Sequence[Job]) -> dict[JobKey, int]:
+        started = await start(jobs)
+        await gate.wait()
+        return started
+
+    floor.runner._desk = Desk(slowly, floor.outcomes.append, lambda _job: None, floor.retry)
+    [waiting] = floor.add("a")
+    await eventually(lambda: floor.counts.get(waiting.key) == 1, what="the start to be written")
+    floor.runner.lost("it ended")
+    floor.runner.up()
+    gate.set()
+    await floor.serve()
+    assert floor.counts[waiting.key] == 1
+    assert [each.state for each in floor.outcomes] == [JobState.SUCCEEDED]

@@ -1,0 +1,106 @@
+"""When something is committed: positions at once, what is finished above them at intervals, everything when urgent."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.worker.offsets.commits import Commits
+from services.worker.offsets.finished import decode
+from services.worker.offsets.ledger import Ledger, Partition, Place
+
+P = Partition("jobs", 0)
+
+
+def ledger_of(count: int) -> Ledger:
+    ledger = Ledger()
+    ledger.assign([P])
+    for offset in range(count):
+        assert ledger.receive(Place(P, offset))
+    return ledger
+
+
+def test_a_position_that_moved_is_due_at_once() -> None:
+    ledger = ledger_of(2)
+    commits = Commits(ledger)
+    assert commits.due(0.0, {P}) == {}
+    ledger.finish(Place(P, 0))
+    due = commits.due(0.0, {P})
+    assert due[P].position == 1
+    commits.done(due, 0.0)
+    assert commits.due(0.0, {P}) == {}
+
+
+def test_finishes_above_the_position_wait_for_their_turn_unless_it_is_the_last() -> None:
+    ledger = ledger_of(5)
+    commits = Commits(ledger, every_s=1.0)
+    ledger.finish(Place(P, 3))
+    commits.done(commits.due(10.0, {P}), 10.0)
+    ledger.finish(Place(P, 4))
+    assert commits.due(10.5, {P}) == {}
+    assert commits.due(10.5, {P}, urgent=True)[P].position == 0
+    [commit] = commits.due(11.0, {P}).values()
+    told = decode(commit.position, commit.metadata)
+    assert told is not None
+    assert [offset in told for offset in range(6)] == [False, False, False, True, True, False]
+
+
+def test_what_finishes_while_a_commit_is_under_way_is_still_unsaved() -> None:
+    ledger = ledger_of(4)
+    commits = Commits(ledger)
+    ledger.finish(Place(P, 2))
+    due = commits.due(5.0, {P})
+    ledger.finish(Place(P, 3))
+    commits.done(due, 5.0)
+    assert P in commits.due(6.0, {P})
+
+
+def test_partitions_of_others_are_not_committed() -> None:
+    ledger = ledger_of(1)
+    ledger.finish(Place(P, 0))
+    assert Commits(ledger).due(0.0, set(), urgent=True) == {}
+
+
+def test_a_partition_whose_standing_does_not_fit_is_crowded_until_it_does() -> None:
+    ledger = ledger_of(400)
+    commits = Commits(ledger, max_chars=30)
+    for offset in range(1, 400):
+        if offset % 7 and offset % 11:
+            ledger.finish(Place(P, offset))
+    assert P in commits.due(0.0, {P}, urgent=True)
+    assert commits.crowded == {P}
+    for offset in range(1, 400):
+        ledger.finish(Place(P, offset))
+    assert P in commits.due(0.0, {P}, urgent=True)
+    assert commits.crowded == set()
+
+
+def test_a_broker_that_takes_less_is_told_less_and_in_the_end_nothing() -> None:
+    ledger = ledger_of(200)
+    commits = Commits(ledger)
+    for offset in random.Random(3).sample(range(1, 200), 90):
+        ledger.finish(Place(P, offset))
+    texts = []
+    for _ in range(14):
+        texts.append(commits.due(0.0, {P}, urgent=True)[P].metadata)
+        commits.narrow()
+    assert len(texts[0]) > 50
+    assert texts[-1] == ""
+    assert texts == sorted(texts, key=len, reverse=True)
+
+
+@given(st.lists(st.integers(0, 59), unique=True), st.integers(0, 59))
+def test_a_restart_runs_again_only_what_had_not_finished(finished: list[int], cut: int) -> None:
+    """Whatever finished, and whichever commit was the last: nothing unfinished is passed over."""
+    ledger = ledger_of(60)
+    commits = Commits(ledger)
+    for offset in finished[:cut]:
+        ledger.finish(Place(P, offset))
+    due = commits.due(0.0, {P}, urgent=True)
+    if P not in due:
+        return
+    later = Ledger()
+    told = decode(due[P].position, due[P].metadata)
+    later.assign([P], {P: told} if told else None)
+    again = [offset for offset in range(due[P].position, 60) if later.receive(Place(P, offset))]
+    assert set(again) == set(range(60)) - set(finished[:cut])

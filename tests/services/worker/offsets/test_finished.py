@@ -1,0 +1,85 @@
+"""What a commit's metadata says is what was meant, within the broker's bound, and garbage is refused."""
+
+import base64
+import contextlib
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.worker.offsets.finished import MAX_METADATA_CHARS, PREFIX, Finished, decode, encode, fit
+
+
+@st.composite
+def standings(draw: st.DrawFn) -> tuple[int, int, list[int]]:
+    """A position, a frontier and the unfinished offsets between them; the first of these is the position."""
+    position = draw(st.integers(0, 2**62))
+    gaps = draw(st.lists(st.integers(1, 2**20), max_size=60))
+    unfinished = [position]
+    for gap in gaps:
+        unfinished.append(unfinished[-1] + gap)
+    return position, unfinished[-1] + draw(st.integers(1, 2**40)), unfinished
+
+
+@given(standings())
+def test_what_is_encoded_is_decoded(standing: tuple[int, int, list[int]]) -> None:
+    position, frontier, unfinished = standing
+    assert decode(position, encode(position, frontier, unfinished)) == Finished(frontier, frozenset(unfinished))
+
+
+@given(standings(), st.integers(20, 200))
+def test_what_does_not_fit_says_less_and_nothing_false(standing: tuple[int, int, list[int]], max_chars: int) -> None:
+    position, frontier, unfinished = standing
+    text, complete = fit(position, frontier, unfinished, max_chars)
+    told = decode(position, text)
+    assert len(text) <= max_chars
+    assert complete == (told == Finished(frontier, frozenset(unfinished)))
+    if told is not None:
+        assert told.frontier <= frontier
+        assert not any(offset in told for offset in unfinished)
+
+
+def test_nothing_is_said_where_nothing_above_the_position_is_finished() -> None:
+    assert encode(7, 7, []) == ""
+    assert decode(7, "") is None
+    assert decode(7, None) is None
+    assert decode(7, "another program's remark") is None
+
+
+def test_thousands_of_unfinished_records_among_millions_fit() -> None:
+    chance = random.Random(5)
+    unfinished = sorted(chance.sample(range(100_000), 2000))
+    text, complete = fit(unfinished[0], 5_000_000, unfinished)
+    assert complete
+    assert len(text) <= MAX_METADATA_CHARS
+
+
+@pytest.mark.parametrize(
+    "garbled",
+    [
+        PREFIX,
+        PREFIX + "*",
+        PREFIX + base64.b64encode(b"\x07").decode(),
+        PREFIX + base64.b64encode(b"\x00\x80").decode(),
+    ],
+)
+def test_garbled_metadata_is_refused(garbled: str) -> None:
+    with pytest.raises(ValueError, match="the metadata of a commit"):
+        decode(0, garbled)
+
+
+@given(st.binary(max_size=40))
+def test_no_bytes_do_more_than_be_refused(frame: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        decode(3, PREFIX + base64.b64encode(frame).decode())
+
+
+@given(st.integers(0, 30), st.sets(st.integers(0, 29)), st.integers(0, 30), st.sets(st.integers(0, 29)))
+def test_two_that_are_joined_know_what_either_knew(
+    frontier: int, unfinished: set[int], other_frontier: int, other_unfinished: set[int]
+) -> None:
+    one = Finished(frontier, frozenset(offset for offset in unfinished if offset < frontier))
+    other = Finished(other_frontier, frozenset(offset for offset in other_unfinished if offset < other_frontier))
+    joined = one.joined(other)
+    assert [offset in joined for offset in range(35)] == [offset in one or offset in other for offset in range(35)]

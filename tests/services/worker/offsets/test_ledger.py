@@ -1,0 +1,176 @@
+"""The ledger never lets a position pass an unfinished record, and loses none, whatever the order of events."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from services.worker.offsets.commits import Commits
+from services.worker.offsets.finished import Finished, decode
+from services.worker.offsets.ledger import Ledger, Partition, Place
+
+P, Q = Partition("jobs", 0), Partition("jobs", 1)
+
+
+def ledger_of(*offsets: int) -> Ledger:
+    ledger = Ledger()
+    ledger.assign([P])
+    for offset in offsets:
+        assert ledger.receive(Place(P, offset))
+    return ledger
+
+
+def test_only_the_contiguous_finished_prefix_is_due() -> None:
+    ledger = ledger_of(10, 11, 12)
+    ledger.finish(Place(P, 11))
+    assert ledger.due() == {}
+    ledger.finish(Place(P, 10))
+    assert ledger.due() == {P: 12}
+    assert ledger.num_open("jobs") == 1
+
+
+def test_gaps_between_offsets_do_not_hold_the_prefix() -> None:
+    ledger = ledger_of(3, 7, 20)
+    for offset in (20, 3, 7):
+        ledger.finish(Place(P, offset))
+    assert ledger.due() == {P: 21}
+
+
+def test_a_reader_that_lost_its_place_goes_on_behind_the_newest_record() -> None:
+    ledger = ledger_of(3, 7)
+    assert (ledger.next_offset(P), ledger.next_offset(Q)) == (8, None)
+    ledger.finish(Place(P, 3))
+    ledger.finish(Place(P, 7))
+    assert ledger.next_offset(P) == 8
+    ledger.assign([P])
+    assert ledger.next_offset(P) is None
+
+
+def test_after_a_restart_of_the_partition_nothing_known_before_counts() -> None:
+    ledger = ledger_of(3, 7)
+    ledger.finish(Place(P, 3))
+    ledger.restart(P, 1)
+    assert (ledger.next_offset(P), ledger.due()) == (1, {P: 1})
+    assert not ledger.finish(Place(P, 7))
+    assert ledger.receive(Place(P, 3))
+
+
+def test_what_the_broker_acknowledged_is_not_due_again() -> None:
+    ledger = ledger_of(0, 1)
+    ledger.finish(Place(P, 0))
+    ledger.committed(ledger.due())
+    assert ledger.due() == {}
+    ledger.finish(Place(P, 1))
+    assert ledger.due() == {P: 2}
+
+
+def test_finishes_of_a_revoked_partition_are_of_no_consequence() -> None:
+    ledger = ledger_of(0)
+    ledger.revoke([P])
+    assert not ledger.finish(Place(P, 0))
+    ledger.committed({P: 1})
+    assert ledger.due() == {}
+
+
+def test_a_new_assignment_takes_unfinished_records_again_and_no_others() -> None:
+    ledger = ledger_of(0, 1, 2)
+    ledger.finish(Place(P, 1))
+    ledger.revoke([P])
+    assert not ledger.finish(Place(P, 2))
+    ledger.assign([P])
+    assert [ledger.receive(Place(P, offset)) for offset in range(4)] == [True, False, False, True]
+    assert ledger.finish(Place(P, 0))
+    assert ledger.due() == {P: 3}
+
+
+def test_a_commit_that_follows_a_restart_still_tells_what_was_told() -> None:
+    ledger = Ledger()
+    ledger.assign([P], {P: Finished(10, frozenset({2, 4}))})
+    assert ledger.receive(Place(P, 2))
+    assert not ledger.receive(Place(P, 3))
+    assert ledger.standing(P)[:3] == (2, 10, [2, 4])
+    assert ledger.receive(Place(P, 4))
+    ledger.finish(Place(P, 2))
+    assert ledger.standing(P)[:3] == (4, 10, [4])
+
+
+def test_a_record_is_noted_once_and_in_order() -> None:
+    ledger = ledger_of(5)
+    assert not ledger.receive(Place(P, 5))
+    assert not ledger.receive(Place(P, 4))
+    assert not ledger.receive(Place(Q, 0))
+
+
+def test_what_stands_finished_above_the_prefix_can_be_told() -> None:
+    ledger = ledger_of(0, 1, 2, 3)
+    ledger.finish(Place(P, 3))
+    ledger.finish(Place(P, 1))
+    assert ledger.finished_above(P) == [1, 3]
+
+
+@given(st.permutations(range(30)))
+def test_in_whatever_order_jobs_finish_everything_is_due_at_the_end(order: list[int]) -> None:
+    ledger = ledger_of(*range(30))
+    for offset in order:
+        assert ledger.finish(Place(P, offset))
+    assert ledger.due() == {P: 30}
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """A broker beside the ledger: it remembers commits with what they tell, and hands out records from there.
+
+    `finished` is the truth: the jobs whose rows are terminal.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger()
+        self.commits = Commits(self.ledger, max_chars=60)
+        self.finished: dict[Partition, set[int]] = {P: set(), Q: set()}
+        self.committed = {P: (0, ""), Q: (0, "")}
+        self.next: dict[Partition, int] = {}
+
+    @rule(which=st.sampled_from([(P,), (Q,), (P, Q), ()]), told=st.booleans(), fresh=st.booleans())
+    def rebalance(self, which: tuple[Partition, ...], told: bool, fresh: bool) -> None:
+        """The assignment changes; or a new process starts, which knows only what is told."""
+        if fresh:
+            self.ledger = Ledger()
+            self.commits = Commits(self.ledger, max_chars=60)
+        else:
+            self.ledger.revoke(list(self.next))
+        metadata = {each: decode(*self.committed[each]) for each in which} if told else {}
+        self.ledger.assign(which, {each: known for each, known in metadata.items() if known is not None})
+        self.next = {partition: self.committed[partition][0] for partition in which}
+
+    @rule(partition=st.sampled_from([P, Q]))
+    def deliver(self, partition: Partition) -> None:
+        if partition in self.next:
+            offset = self.next[partition]
+            handed_out = self.ledger.receive(Place(partition, offset))
+            assert handed_out or offset in self.finished[partition]
+            self.next[partition] = offset + 1
+
+    @rule(partition=st.sampled_from([P, Q]), back=st.integers(1, 8))
+    def finish(self, partition: Partition, back: int) -> None:
+        """A job ends; its row is committed even if the partition was lost meanwhile."""
+        offset = self.next.get(partition, self.committed[partition][0]) - back
+        if offset >= 0:
+            self.finished[partition].add(offset)
+            self.ledger.finish(Place(partition, offset))
+
+    @rule(acknowledged=st.booleans(), urgent=st.booleans())
+    def commit(self, acknowledged: bool, urgent: bool) -> None:
+        due = self.commits.due(0.0, set(self.next), urgent=urgent)
+        if acknowledged:
+            self.committed |= {partition: (commit.position, commit.metadata) for partition, commit in due.items()}
+            self.commits.done(due, 0.0)
+
+    @invariant()
+    def nothing_unfinished_is_said_to_be_finished(self) -> None:
+        for partition, (position, metadata) in self.committed.items():
+            assert set(range(position)) <= self.finished[partition]
+            told = decode(position, metadata)
+            if told is not None:
+                assert {offset for offset in range(told.frontier) if offset in told} <= self.finished[partition]
+
+
+TestLedgerMachine = LedgerMachine.TestCase
