@@ -28,8 +28,7 @@ from engine.scheduling.scheduler import Scheduler, Slice
 from engine.step.backend import Backend, open_backend, torch_dtype
 from engine.step.batch import build_batch
 from engine.step.runner import make_runner
-from engine.step.sampling import Sampled
-from engine.types import AdapterInfo, AdapterName, AdapterTraffic, FinishReason, Output, Request, RequestId
+from engine.types import AdapterInfo, AdapterName, AdapterTraffic, FinishReason, Output, Request, RequestId, Sampled
 
 LONGEST_WAIT_S = 0.02
 """Of a step that has nothing to compute, for an adapter on its way."""

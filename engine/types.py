@@ -140,3 +140,12 @@ class AdapterTraffic:
         return AdapterTraffic(
             self.loads - earlier.loads, self.bytes_in - earlier.bytes_in, self.bytes_out - earlier.bytes_out
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The next token of a row, and with `logprobs` asked for those of it and of the likeliest ones."""
+
+    token_id: int
+    logprobs: dict[int, float] | None
+    finite: bool

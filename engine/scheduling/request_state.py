@@ -7,8 +7,7 @@ from engine.errors import EngineError
 from engine.model.text import TextStream
 from engine.model.tokenizer import Tokenizer
 from engine.scheduling.sequence import Sequence
-from engine.step.sampling import Sampled
-from engine.types import FinishReason, Output, Usage
+from engine.types import FinishReason, Output, Sampled, Usage
 
 
 class RequestState:

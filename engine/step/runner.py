@@ -14,10 +14,10 @@ from engine.step.backend import Backend
 from engine.step.batch import StepBatch
 from engine.step.graphs import Graphs, Memory, sizes_for
 from engine.step.placement import arrays_of, padded, with_tensors, without_mix
-from engine.step.sampling import Choices, Sampled, choices_of, choose, read, result_size, sample
+from engine.step.sampling import Choices, choices_of, choose, read, result_size, sample
 from engine.step.staging import ALIGNMENT, Staging
 from engine.step.warmup import Extent, idle_steps
-from engine.types import PageId
+from engine.types import PageId, Sampled
 
 BYTES_PER_TOKEN = 8
 BYTES_PER_SEQUENCE = 64

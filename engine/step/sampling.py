@@ -6,7 +6,6 @@ read          the one result, back on the host
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from engine.kernels import Kernels, Limits
 from engine.scheduling.sequence import Sequence as Running
-from engine.types import MAX_LOGPROBS, SamplingParams
+from engine.types import MAX_LOGPROBS, Sampled, SamplingParams
 
 LARGEST_LOGIT = 1e30
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -24,15 +23,6 @@ TOKEN, IS_FINITE, LOGPROB, LIKELIEST = 0, 1, 2, 3
 
 Array = npt.NDArray[np.generic]
 Values = TypeVar("Values")
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """The next token of a row, and with `logprobs` asked for those of it and of the likeliest ones."""
-
-    token_id: int
-    logprobs: dict[int, float] | None
-    finite: bool
 
 
 class Choices(NamedTuple, Generic[Values]):

@@ -17,7 +17,7 @@ from services.process.lifecycle import Lifecycle
 from services.process.settings import Settings
 from services.s3.store import open_store
 from services.worker.engine.process import REAL_ENGINE
-from services.worker.queue.cancellation import CHANNEL
+from services.worker.store.cancellations import CHANNEL
 from services.worker.supervision.progress import watch_progress
 from services.worker.worker import Worker, worker_name
 

@@ -31,11 +31,12 @@ from services.worker.intake.tenant_keys import TenantKeys
 from services.worker.jobs import Job, JobKey, Outcome, Rejection
 from services.worker.offsets.ledger import Ledger
 from services.worker.queue.backlog import Backlog
-from services.worker.queue.cancellation import Cancellations, CancellationStore, Reach
+from services.worker.queue.cancellation import Cancellations, Reach
 from services.worker.queue.parking import Parking, Ways
 from services.worker.queue.parking_store import ParkingStore, Ticket
 from services.worker.queue.retry_policy import retry_delay_s
 from services.worker.results.completer import Completer
+from services.worker.store.cancellations import CancellationStore
 from services.worker.store.jobs import JobStore
 from services.worker.store.persistence import Persistence
 from services.worker.supervision.breaker import BreakerLimits

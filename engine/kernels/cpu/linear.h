@@ -111,15 +111,15 @@ void multiply_rows(const InputRows<E>& rows, const LinearShape& shape, const uin
 // acc += one word of VECTORS runs of weights times that word of ROWS widened rows.
 template <class E, int ROWS, int VECTORS>
 LORAQ_INLINE void multiply_word(const uint32_t* w, int64_t run, const float* x, int64_t x_stride, f32x16 acc[ROWS][VECTORS]) {
-  auto add = [&](f32x16 weights, int v, int part) __attribute__((always_inline)) {
+  auto accumulate = [&](f32x16 weights, int v, int part) __attribute__((always_inline)) {
 #pragma GCC unroll 6
     for (int i = 0; i < ROWS; ++i) acc[i][v] = fma(weights, splat(x[i * x_stride + part * kLanes]), acc[i][v]);
   };
 #pragma GCC unroll 4
   for (int v = 0; v < VECTORS; ++v) {
     u32x16 words = load_bits(w + v * run);
-    add(E::template part<0>(words), v, 0);
-    if constexpr (E::kPerWord == 2) add(E::template part<1>(words), v, 1);
+    accumulate(E::template part<0>(words), v, 0);
+    if constexpr (E::kPerWord == 2) accumulate(E::template part<1>(words), v, 1);
   }
 }
 

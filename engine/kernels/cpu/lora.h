@@ -204,15 +204,15 @@ LORAQ_INLINE void shrink_lanes(const LoraPlan& plan, const SegmentPlan& segment,
 // acc[t][r] += x[t] . A[r] over one vector of words, RANKS rows of a tile from `tile` on; x is widened.
 template <class E, int TOKENS, int RANKS>
 LORAQ_INLINE void multiply_ranks(const typename E::Value* tile, const float* x, int64_t x_stride, f32x16 acc[TOKENS][RANKS]) {
-  auto add = [&](f32x16 a, int r, int part) __attribute__((always_inline)) {
+  auto accumulate = [&](f32x16 a, int r, int part) __attribute__((always_inline)) {
 #pragma GCC unroll 3
     for (int t = 0; t < TOKENS; ++t) acc[t][r] = fma(a, load_f32(x + t * x_stride + part * kLanes), acc[t][r]);
   };
 #pragma GCC unroll 4
   for (int r = 0; r < RANKS; ++r) {
     u32x16 words = load_bits(tile + r * kColumns);
-    add(E::template part<0>(words), r, 0);
-    if constexpr (E::kPerWord == 2) add(E::template part<1>(words), r, 1);
+    accumulate(E::template part<0>(words), r, 0);
+    if constexpr (E::kPerWord == 2) accumulate(E::template part<1>(words), r, 1);
   }
 }
 

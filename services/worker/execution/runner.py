@@ -14,11 +14,11 @@ from services.worker.adapters.loads import Adapters
 from services.worker.engine.bridge import EngineBridge
 from services.worker.engine.protocol import Done, Refused
 from services.worker.execution.limits import Limits
+from services.worker.execution.meters import count_started
 from services.worker.execution.request import engine_request
 from services.worker.execution.suspects import NO_TRIAL, Suspects
 from services.worker.jobs import Job, JobKey, Outcome, Phase, expired, failed
 from services.worker.queue.backlog import BASE_GROUP, Backlog
-from services.worker.results.meters import count_started
 from services.worker.store.decisions import MayStart
 
 TICK_S = 0.1

@@ -22,7 +22,7 @@ from services.process import telemetry
 from services.process.settings import Settings
 from services.worker.intake.records import TenantKey, damaged_key
 from services.worker.jobs import JobKey
-from services.worker.queue.cancellation import CancellationStore
+from services.worker.store.cancellations import CancellationStore
 from services.worker.store.persistence import Persistence
 
 POLL_MS = 1000

@@ -9,43 +9,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from services.postgres.pool import Pool, transaction
 from services.process import telemetry
 from services.worker.in_flight import Held
-from services.worker.jobs import Job, JobKey, Outcome, Phase, cancelled
+from services.worker.jobs import Job, Outcome, Phase, cancelled
+from services.worker.store.cancellations import CancellationStore
 from services.worker.store.persistence import Persistence
-from services.worker.store.statements import CANCEL_JOBS, CANCELLED_AMONG, FORGET_CANCELLATIONS
 
-CHANNEL = "loraq_control"
 FORGET_EVERY_S = 3600.0
 _log = telemetry.get_logger()
-
-
-class CancellationStore:
-    """What the database remembers of cancellations."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-
-    async def cancel(self, keys: Collection[JobKey]) -> None:
-        """Ask for these jobs to be cancelled, whatever is known of them; those of unknown tenants are passed over."""
-        async with transaction(self._pool, "cancel jobs") as connection:
-            await connection.execute(CANCEL_JOBS, *_columns(keys))
-
-    async def among(self, keys: Collection[JobKey]) -> set[JobKey]:
-        """Those of the jobs that were asked to be cancelled."""
-        async with transaction(self._pool, "look for cancellations") as connection:
-            rows = await connection.fetch(CANCELLED_AMONG, *_columns(keys))
-        return {JobKey(row["tenant"], row["job_id"]) for row in rows}
-
-    async def forget(self, keep: timedelta) -> None:
-        """Delete what is older than that: no record of such a job can arrive any more."""
-        async with transaction(self._pool, "forget cancellations") as connection:
-            await connection.execute(FORGET_CANCELLATIONS, keep)
-
-
-def _columns(keys: Collection[JobKey]) -> tuple[list[str], list[object]]:
-    return [key.tenant for key in keys], [key.job_id for key in keys]
 
 
 @dataclass(frozen=True, slots=True)

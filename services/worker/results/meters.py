@@ -3,30 +3,14 @@
 Only the sum of a batch reaches the library, with what it would have counted one by one.
 """
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from prometheus_client import Histogram
-
 from schemas.common import JobState, Lane
 from services.process import telemetry
+from services.process.metrics import observe_all
 from services.worker.engine.protocol import Finished
 from services.worker.store.effects import Completion
-
-
-def observe_all(histogram: Histogram, values: Sequence[float]) -> None:
-    """As `histogram.observe` of each value."""
-    if not values:
-        return
-    buckets, bounds = histogram._buckets, histogram._upper_bounds  # noqa: SLF001  # the library takes one at a time
-    ordered, below = sorted(values), 0
-    for bucket, bound in zip(buckets, bounds, strict=True):
-        up_to = bisect_right(ordered, bound, below)
-        if up_to > below:
-            bucket.inc(up_to - below)
-        below = up_to
-    histogram._sum.inc(sum(values))  # noqa: SLF001
 
 
 def count_finished(completions: Sequence[Completion], now: float) -> None:
@@ -72,12 +56,3 @@ def _count_outputs(outputs: Sequence[Finished]) -> None:
         if finished.first_token_s is not None and finished.completion_tokens > 1
     ]
     observe_all(telemetry.OUTPUT_TOKEN_SECONDS, rests)
-
-
-def count_started(waits: Iterable[tuple[str, float]]) -> None:
-    """Count jobs that were handed to the engine: (lane, seconds in the backlog)."""
-    by_lane: dict[str, list[float]] = {}
-    for lane, seconds in waits:
-        by_lane.setdefault(lane, []).append(seconds)
-    for lane, all_seconds in by_lane.items():
-        observe_all(telemetry.QUEUE_SECONDS.labels(lane=lane), all_seconds)

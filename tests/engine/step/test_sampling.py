@@ -10,8 +10,8 @@ import torch
 from engine import SamplingParams
 from engine.kernels import load_cpu_kernels
 from engine.scheduling.sequence import Sequence
-from engine.step.sampling import Choices, Sampled, apply_penalties, choices_of, sample
-from engine.types import RequestId
+from engine.step.sampling import Choices, apply_penalties, choices_of, sample
+from engine.types import RequestId, Sampled
 
 VOCABULARY = 50
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from services.worker.results.meters import observe_all
+from services.process.metrics import observe_all
 
 
 @given(st.lists(st.floats(0, 20) | st.sampled_from([0.01, 0.1, 1.0, 10.0])))
