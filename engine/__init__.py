@@ -19,8 +19,8 @@ from engine.errors import (
     UnknownAdapterError,
 )
 from engine.files.digest import adapter_digest, model_fingerprint
+from engine.files.model_config import ModelConfig, read_model_config
 from engine.lora.peft import check_adapter
-from engine.model.config import ModelConfig, read_model_config
 from engine.types import AdapterInfo, AdapterTraffic, FinishReason, Output, Request, SamplingParams, Usage
 
 if TYPE_CHECKING:

@@ -8,7 +8,9 @@ from types import MappingProxyType
 import torch
 
 from engine.config import EngineConfig
+from engine.device.backend import Backend, open_backend, torch_dtype
 from engine.errors import AdapterInUseError, EngineError, InvalidRequestError, UnknownAdapterError
+from engine.files.model_config import read_model_config
 from engine.lora.checked import CheckedAdapter, check
 from engine.lora.reading import Reader, ThreadReader
 from engine.lora.store import AdapterStore, LoadedAdapter
@@ -17,7 +19,6 @@ from engine.lora.transfer import make_loader
 from engine.memory.pool import PagePool, SequencePages
 from engine.memory.residency import Residency
 from engine.memory.storage import Storage
-from engine.model.config import read_model_config
 from engine.model.decoder import Decoder
 from engine.model.tokenizer import Tokenizer
 from engine.model.weights import Stored, load_weights, stored_tensors
@@ -25,7 +26,6 @@ from engine.model.workspace import Workspace
 from engine.scheduling.input_processor import InputProcessor
 from engine.scheduling.request_state import RequestState
 from engine.scheduling.scheduler import Scheduler, Slice
-from engine.step.backend import Backend, open_backend, torch_dtype
 from engine.step.batch import build_batch
 from engine.step.runner import make_runner
 from engine.types import AdapterInfo, AdapterName, AdapterTraffic, FinishReason, Output, Request, RequestId, Sampled

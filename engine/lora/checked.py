@@ -8,9 +8,9 @@ from torch import Tensor
 
 from engine.errors import AdapterError
 from engine.files.digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from engine.files.model_config import ModelConfig
 from engine.lora.layout import AdapterLayout, lay_out, write_adapter
 from engine.lora.peft import read_adapter
-from engine.model.config import ModelConfig
 from engine.types import AdapterInfo, AdapterName, PageId
 
 Signature = tuple[tuple[int, int, int], ...]

@@ -15,11 +15,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine.files.model_config import ModelConfig
 from engine.files.tensorfile import Bytes, StoredTensor, map_file
 from engine.kernels import PROJECTIONS, TILE_COLUMNS, TILE_RANKS
 from engine.kernels.layout import column_tiles, padded_rank, tiles_of
 from engine.lora.peft import LoraModule, PeftAdapter
-from engine.model.config import ModelConfig
 from engine.types import PageId
 
 Ints = npt.NDArray[np.int32]

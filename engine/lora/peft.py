@@ -10,9 +10,9 @@ from pathlib import Path
 
 from engine.errors import AdapterError
 from engine.files.digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_digest
+from engine.files.model_config import EMBEDDING, LINEAR_PROJECTIONS, LM_HEAD, ModelConfig, Module, read_model_config
 from engine.files.tensorfile import BITS, Bytes, StoredTensor, TensorFileError, map_file, read_tensor_file
 from engine.lora.peft_config import PeftConfig, read_peft_config
-from engine.model.config import EMBEDDING, LINEAR_PROJECTIONS, LM_HEAD, ModelConfig, Module, read_model_config
 from engine.types import AdapterInfo
 
 MAX_NAME_LENGTH = 512

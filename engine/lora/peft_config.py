@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import AdapterError
+from engine.files.model_config import LINEAR_PROJECTIONS
 from engine.lora.patterns import ModulePattern, ends_with
-from engine.model.config import LINEAR_PROJECTIONS
 
 MAX_RANK = 512
 MAX_CONFIG_BYTES = 1024**2

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from engine.device import Device, Event
+from engine.device.backend import Backend
 from engine.errors import AdapterError
 from engine.lora.reading import Reader, Task
 from engine.memory.host import HostTier, page_ids
 from engine.memory.storage import Storage
-from engine.step.backend import Backend
 from engine.types import AdapterName, PageId
 
 RING_SLOTS = 4

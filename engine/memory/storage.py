@@ -8,9 +8,9 @@ from torch import Tensor
 
 from engine.device import Device
 from engine.errors import ConfigurationError
+from engine.files.model_config import ModelConfig
 from engine.kernels import TILE_COLUMNS, TILE_RANKS, KvCache
 from engine.kernels.layout import tile_bytes
-from engine.model.config import ModelConfig
 
 
 class Storage:

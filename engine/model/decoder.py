@@ -6,16 +6,16 @@ Every operator runs once over all tokens of a step, whatever their adapters and 
 import torch
 from torch import Tensor
 
+from engine.files.model_config import ModelConfig
 from engine.kernels import Kernels, PackedLinear
 from engine.lora.edges import Edges
 from engine.lora.layout import Stripes
 from engine.lora.tables import SlotTables
 from engine.memory.storage import Storage
-from engine.model.config import ModelConfig
+from engine.model.batch import StepBatch
 from engine.model.rope import cos_sin
 from engine.model.weights import LayerWeights, ModelWeights
 from engine.model.workspace import Activations, Workspace
-from engine.step.batch import StepBatch
 
 # Each group's first projection, as an index of kernels.PROJECTIONS.
 QKV, OUTPUT, GATE_UP, DOWN = 0, 3, 4, 6

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from engine.model.config import Rope
+from engine.files.model_config import Rope
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:

@@ -8,10 +8,10 @@ import torch
 
 from engine.errors import ModelError
 from engine.files.digest import weight_files
+from engine.files.model_config import ModelConfig
 from engine.files.tensorfile import StoredTensor, TensorFileError, read_tensor_file
 from engine.kernels import Kernels, PackedLinear
 from engine.lora.layout import to_tensor
-from engine.model.config import ModelConfig
 
 Stored = StoredTensor | torch.Tensor
 

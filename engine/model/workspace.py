@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.model.config import ModelConfig
+from engine.files.model_config import ModelConfig
 
 VIEWS_KEPT = 4096
 

@@ -4,10 +4,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from engine.errors import InvalidRequestError, PromptTooLongError, UnknownAdapterError
+from engine.files.model_config import ModelConfig
 from engine.lora.store import LoadedAdapter
 from engine.memory.prefix import scope_key
 from engine.memory.storage import Storage
-from engine.model.config import ModelConfig
 from engine.model.tokenizer import Tokenizer
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence as Running

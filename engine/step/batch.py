@@ -1,8 +1,7 @@
-"""StepBatch: all that the forward pass needs to know of a step, built once for all layers, with numpy alone."""
+"""Builds a StepBatch from a plan, once for all layers, with numpy alone."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,31 +11,10 @@ from engine.kernels import AttentionBatch, LoraBatch
 from engine.lora.edges import EdgeBatch, EmbeddingRows
 from engine.lora.store import LoadedAdapter
 from engine.lora.tables import SlotTables
+from engine.model.batch import NO_SLOT, StepBatch
 from engine.scheduling.scheduler import Slice
 
 Ids = npt.NDArray[np.int64]
-
-NO_SLOT = -1
-
-
-@dataclass(frozen=True, slots=True)
-class StepBatch:
-    """Tokens of a step in the plan's order, whose neighbours share an adapter.
-
-    `token_ids` is int64 (tokens); `sampled_rows` are the rows whose next token is sampled, in plan order. `lora` is
-    None when no row has an adapter, `edges` when none of them reaches beyond the layers.
-    """
-
-    token_ids: torch.Tensor
-    attention: AttentionBatch
-    lora: LoraBatch | None
-    edges: EdgeBatch | None
-    sampled_rows: torch.Tensor
-
-    @property
-    def num_tokens(self) -> int:
-        """Rows of the step."""
-        return len(self.token_ids)
 
 
 def build_batch(

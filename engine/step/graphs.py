@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine.device import Device
-from engine.step.batch import StepBatch
+from engine.model.batch import StepBatch
 from engine.step.placement import Sizes
 
 Memory = tuple[int, ...]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.kernels import AttentionBatch, LoraBatch
 from engine.lora.edges import EdgeBatch
-from engine.step.batch import NO_SLOT, StepBatch
+from engine.model.batch import NO_SLOT, StepBatch
 
 Array = npt.NDArray[np.generic]
 

@@ -6,12 +6,12 @@ from typing import Protocol
 import torch
 
 from engine.config import EngineConfig
+from engine.device.backend import Backend
 from engine.lora.tables import SlotTables
 from engine.memory.storage import Storage
+from engine.model.batch import StepBatch
 from engine.model.decoder import Decoder
 from engine.scheduling.sequence import Sequence as Running
-from engine.step.backend import Backend
-from engine.step.batch import StepBatch
 from engine.step.graphs import Graphs, Memory, sizes_for
 from engine.step.placement import arrays_of, padded, with_tensors, without_mix
 from engine.step.sampling import Choices, choices_of, choose, read, result_size, sample

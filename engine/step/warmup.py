@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from engine.kernels import AttentionBatch, LoraBatch, LoraTables
+from engine.model.batch import StepBatch
 from engine.scheduling.sequence import Sequence
-from engine.step.batch import StepBatch
 from engine.step.graphs import batch_buckets
 from engine.types import PageId, RequestId, SamplingParams
 

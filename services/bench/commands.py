@@ -92,7 +92,7 @@ def engine(
     as_json: bool,
 ) -> None:
     """Generate greedily for fixed random prompts, request i with adapter i modulo DISTINCT."""
-    from engine.model.config import read_model_config
+    from engine.files.model_config import read_model_config
     from services.bench.engine.adapters import adapter_dirs, copies
     from services.bench.engine.run import Workload, run_engine  # torch is slow to import
 

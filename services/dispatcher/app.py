@@ -7,7 +7,6 @@ import aiohttp
 from services.dispatcher import housekeeping
 from services.dispatcher.connector import guarded_session
 from services.dispatcher.events import EventLoop
-from services.dispatcher.guard import AddressGuard
 from services.dispatcher.outbox import Outbox
 from services.dispatcher.schedule import RetryPolicy
 from services.dispatcher.sender import Sender
@@ -19,6 +18,7 @@ from services.process.lifecycle import Lifecycle
 from services.process.settings import Settings
 from services.tenants.secrets import SecretBox
 from services.tenants.tenants import check_secret_key
+from services.webhooks.guard import AddressGuard
 
 
 async def serve(life: Lifecycle, settings: Settings) -> None:

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from services.dispatcher.guard import AddressGuard
+from services.webhooks.guard import AddressGuard
 
 KEEP_ALIVE_S = 4.0  # shorter than common servers keep theirs, so that none is closed under a request
 

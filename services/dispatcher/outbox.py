@@ -11,9 +11,9 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from services.dispatcher.outcome import Blocked, Delivered, Failed, Outcome, Retry
 from services.dispatcher.slots import Room
 from services.postgres.pool import Pool, translated
+from services.webhooks.outcome import Blocked, Delivered, Failed, Outcome, Retry
 
 MAX_SEEN = 500  # due rows that one claim looks at, so that a long backlog costs no more than a short one
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
-from services.dispatcher.outcome import (
+from services.webhooks.outcome import (
     Answer,
     Answered,
     Blocked,

@@ -7,9 +7,9 @@ from importlib.metadata import version
 
 import aiohttp
 
-from services.dispatcher.guard import AddressGuard, AddressNotAllowedError, parse_url
-from services.dispatcher.outcome import Answer, Answered, NotAllowed, Unreachable, Unsendable
 from services.process import telemetry
+from services.webhooks.guard import AddressGuard, AddressNotAllowedError, parse_url
+from services.webhooks.outcome import Answer, Answered, NotAllowed, Unreachable, Unsendable
 from services.webhooks.signature import sign
 
 MAX_ANSWER_BYTES = 16 * 1024

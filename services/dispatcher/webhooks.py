@@ -9,7 +9,15 @@ from datetime import timedelta
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from services.dispatcher.outbox import Outbox, WebhookRow, delivery_outcome
-from services.dispatcher.outcome import (
+from services.dispatcher.schedule import RetryPolicy, decide
+from services.dispatcher.sender import Sender
+from services.dispatcher.slots import HostSlots
+from services.dispatcher.wakeup import first_of
+from services.errors import ConfigError, InputError, RetryableError
+from services.process import telemetry
+from services.process.lifecycle import Health
+from services.tenants.secrets import SecretBox
+from services.webhooks.outcome import (
     HOW_TO_ALLOW,
     Answer,
     Answered,
@@ -20,14 +28,6 @@ from services.dispatcher.outcome import (
     Outcome,
     Unreachable,
 )
-from services.dispatcher.schedule import RetryPolicy, decide
-from services.dispatcher.sender import Sender
-from services.dispatcher.slots import HostSlots
-from services.dispatcher.wakeup import first_of
-from services.errors import ConfigError, InputError, RetryableError
-from services.process import telemetry
-from services.process.lifecycle import Health
-from services.tenants.secrets import SecretBox
 
 MAX_CLAIM = 100
 CLAIM_SLACK = timedelta(seconds=30)

@@ -12,10 +12,10 @@ from services.cli.output import (
     print_rows,
     tenant_option,
 )
-from services.dispatcher.guard import AddressGuard, parse_url
-from services.dispatcher.outcome import HOW_TO_ALLOW, NotAllowed, Unsendable
 from services.process.settings import Settings, load_settings
 from services.webhooks.endpoints import add_endpoint, list_endpoints, remove_endpoint
+from services.webhooks.guard import AddressGuard, parse_url
+from services.webhooks.outcome import HOW_TO_ALLOW, NotAllowed, Unsendable
 
 COLUMNS = {"tenant": "tenant", "name": "name", "url": "url", "created_at": "created"}
 

@@ -11,9 +11,11 @@ from schemas.events import JobError
 from schemas.job import JobRequest
 from services.adapters.versions import AdapterVersion
 from services.worker.engine.protocol import Finished
-from services.worker.execution.suspects import NO_TRIAL
 from services.worker.offsets.ledger import Place
-from services.worker.queue.backlog import BASE_GROUP
+
+BASE_GROUP = ""
+"""The group of jobs on the base model; the others' is their adapter's digest."""
+NO_TRIAL = 0
 
 Headers = tuple[tuple[str, bytes | None], ...]
 

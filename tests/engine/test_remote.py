@@ -12,9 +12,9 @@ from torch import Tensor
 
 from engine import ConfigurationError, Engine, EngineConfig, Output, Request, SamplingParams
 from engine.device import CpuDevice, open_device
+from engine.device.backend import Backend
 from engine.kernels import fallback, load_cpu_kernels
 from engine.lora.tables import FIRST_SLOTS
-from engine.step.backend import Backend
 from engine.step.graphs import batch_buckets
 from engine.step.runner import RemoteRunner
 from tests.builders import ALL_LINEAR, lora_adapter, tiny_llama

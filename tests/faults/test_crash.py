@@ -12,7 +12,7 @@ from tests.faults.crash import POINTS
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import asyncio
-from services.dispatcher.outcome import Answered
+from services.webhooks.outcome import Answered
 from services.dispatcher.sender import Sender
 from tests.faults import crash
 

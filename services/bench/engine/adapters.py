@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from engine.model.config import ModelConfig
+from engine.files.model_config import ModelConfig
 from services.errors import InputError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -14,8 +14,8 @@ from services.errors import PermanentError, RetryableError
 from services.process import telemetry
 from services.worker.adapters.residency import Residency
 from services.worker.engine.bridge import EngineLostError
-from services.worker.jobs import Job, Outcome, failed
-from services.worker.queue.backlog import BASE_GROUP, Backlog, Waiting
+from services.worker.jobs import BASE_GROUP, Job, Outcome, failed
+from services.worker.queue.backlog import Backlog, Waiting
 from services.worker.queue.parking_store import Ticket
 from services.worker.queue.retry_policy import recheck_delay_s
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from engine import Request, SamplingParams
 from schemas.job import SAMPLING_SCALARS, JobRequest, Sampling, sampling_scalars
-from services.worker.jobs import Job
-from services.worker.queue.backlog import BASE_GROUP
+from services.worker.jobs import BASE_GROUP, Job
 
 
 def engine_request(job: Job, request_id: str) -> Request:

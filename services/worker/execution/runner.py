@@ -16,9 +16,9 @@ from services.worker.engine.protocol import Done, Refused
 from services.worker.execution.limits import Limits
 from services.worker.execution.meters import count_started
 from services.worker.execution.request import engine_request
-from services.worker.execution.suspects import NO_TRIAL, Suspects
-from services.worker.jobs import Job, JobKey, Outcome, Phase, expired, failed
-from services.worker.queue.backlog import BASE_GROUP, Backlog
+from services.worker.execution.suspects import Suspects
+from services.worker.jobs import BASE_GROUP, NO_TRIAL, Job, JobKey, Outcome, Phase, expired, failed
+from services.worker.queue.backlog import Backlog
 from services.worker.store.decisions import MayStart
 
 TICK_S = 0.1

@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
+from services.worker.jobs import NO_TRIAL
+
 JobT = TypeVar("JobT")
-NO_TRIAL = 0
 
 
 class Verdict(NamedTuple, Generic[JobT]):

@@ -10,11 +10,11 @@ from pydantic import ValidationError
 from schemas.common import ErrorCode, Lane
 from schemas.identity import derived_job_id, fingerprint
 from schemas.job import JobRequest
-from services.client.identifiers import driver_uuid
 from services.client.signing import SIGNATURE_HEADER, signature
 from services.kafka.clients import MAX_RECORD_BYTES
 from services.kafka.headers import ORIGIN, REPLAY_OF, Origin
 from services.parsing.validation import sentence_of
+from services.postgres.identifiers import driver_uuid
 from services.process.telemetry import TRACEPARENT_HEADER
 from services.worker.jobs import Candidate, JobKey, Record, Rejection
 from services.worker.offsets.ledger import Partition, Place

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from schemas.common import Lane
+from services.worker.jobs import BASE_GROUP
 
 WEIGHTS = {Lane.INTERACTIVE: 16.0, Lane.STANDARD: 4.0, Lane.BATCH: 1.0}
-BASE_GROUP = ""
 
 JobT = TypeVar("JobT")
 

@@ -10,9 +10,8 @@ from functools import partial
 from schemas.common import ErrorCode, Lane
 from services.errors import PermanentError
 from services.process import telemetry
-from services.worker.execution.suspects import NO_TRIAL
 from services.worker.in_flight import Held
-from services.worker.jobs import Candidate, Job, JobKey, Outcome, Phase, expired, failed
+from services.worker.jobs import NO_TRIAL, Candidate, Job, JobKey, Outcome, Phase, expired, failed
 from services.worker.offsets.ledger import Ledger
 from services.worker.queue.parking_store import ParkingStore, TakenUp, Ticket
 from services.worker.store.persistence import Persistence, isolate

@@ -107,13 +107,6 @@ where parked_jobs.tenant = due.tenant and parked_jobs.job_id = due.job_id
     and jobs.state in ('succeeded', 'failed', 'cancelled', 'expired')
 """
 
-HURRY_JOBS = f"""
-update loraq.parked_jobs
-set due_at = clock_timestamp()
-from {batch("released", JOB)}
-where parked_jobs.tenant = released.tenant and parked_jobs.job_id = released.job_id
-"""
-
 HURRY_ADAPTER = """
 update loraq.parked_jobs
 set due_at = clock_timestamp()

@@ -11,9 +11,8 @@ from asyncpg import Record as Row
 from schemas.common import Lane
 from services.postgres.pool import Connection, Pool, storable, transaction
 from services.process import telemetry
-from services.worker.execution.suspects import NO_TRIAL
 from services.worker.intake.records import parse
-from services.worker.jobs import Candidate, Job, JobKey, Record, Rejection
+from services.worker.jobs import NO_TRIAL, Candidate, Job, JobKey, Record, Rejection
 from services.worker.offsets.ledger import Partition, Place
 from services.worker.queue import parking_statements as sql
 from services.worker.store.decisions import Taken

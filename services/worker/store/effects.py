@@ -13,7 +13,7 @@ from pydantic_core import to_json
 
 from schemas.common import MAX_INLINE_OUTPUT_BYTES, JobState
 from schemas.events import JobError
-from services.client.identifiers import uuid7
+from services.postgres.identifiers import driver_uuid7
 from services.postgres.pool import storable
 from services.worker.engine.protocol import Finished
 from services.worker.jobs import Job, JobKey, Outcome
@@ -59,7 +59,7 @@ def completion(
     """Everything that is written for an outcome; `now` is monotonic seconds."""
     timings = timings_of(outcome, now)
     data = outcome_json(outcome, timings, output_url)
-    event_type, event_id = f"job.{outcome.state}", uuid7()
+    event_type, event_id = f"job.{outcome.state}", driver_uuid7()
     finished_at = _utc(time.time_ns() // 1_000_000)
     event = event_json(event_id, pool, event_type, outcome.job.key, finished_at, traceparent, data)
     effects: tuple[Effect, ...] = (Effect(event_id, "event", event_type, event, ""),)

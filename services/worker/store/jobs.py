@@ -12,7 +12,6 @@ from services.adapters.versions import AdapterVersion
 from services.parsing.names import is_name
 from services.postgres.pool import Connection, Pool, pooled, transaction
 from services.worker.jobs import Candidate, Grant, Job, JobKey
-from services.worker.queue.parking_statements import HURRY_JOBS
 from services.worker.store import statements as sql
 from services.worker.store.decisions import Decision, MayStart, Taken, early_decision, never
 from services.worker.store.effects import Completion, metadata_json
@@ -239,7 +238,7 @@ class JobStore:
         """Give jobs up unfinished, so that another worker may take them at once."""
         async with transaction(self._pool, "release jobs") as connection:
             await connection.execute(sql.RELEASE_JOBS, *fenced(jobs), [job.attempts for job in jobs])
-            await connection.execute(HURRY_JOBS, *key_columns(job.key for job in jobs))
+            await connection.execute(sql.HURRY_JOBS, *key_columns(job.key for job in jobs))
 
     async def complete(self, completions: Sequence[Completion]) -> set[JobKey]:
         """Write states, results, usage and outbox rows in one transaction; returns the jobs that were still ours, also

@@ -208,3 +208,10 @@ join loraq.cancellations using (tenant, job_id)
 """
 
 FORGET_CANCELLATIONS = "delete from loraq.cancellations where requested_at < clock_timestamp() - $1::interval"
+
+HURRY_JOBS = f"""
+update loraq.parked_jobs
+set due_at = clock_timestamp()
+from {batch("released", JOB)}
+where parked_jobs.tenant = released.tenant and parked_jobs.job_id = released.job_id
+"""

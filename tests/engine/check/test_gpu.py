@@ -23,10 +23,10 @@ from engine.check.speed import Case, Speed, requests_of
 from engine.check.suite import EngineReport, PeftReport, Scale, measure_engine, measure_peer
 from engine.check.table import table
 from engine.device import CpuDevice
+from engine.device.backend import Backend
 from engine.kernels import fallback, load_cpu_kernels
 from engine.kernels.triton.measure.gpu_check import KernelReport, Measurement
 from engine.kernels.triton.measure.shapes import ModelShape
-from engine.step.backend import Backend
 
 ROOT = Path(__file__).parents[3]
 

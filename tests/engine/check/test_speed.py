@@ -10,8 +10,8 @@ import pytest
 from engine import CheckedAdapter, Engine, EngineConfig
 from engine.check.speed import Case, load_adapters, measure_case, measure_overlap, numbered, trace_arrival
 from engine.device import CpuDevice
+from engine.device.backend import Backend
 from engine.kernels import fallback, load_cpu_kernels
-from engine.step.backend import Backend
 from tests.builders import lora_adapter, tiny_llama
 
 pytestmark = pytest.mark.skipif(

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from engine import AdapterError, adapter_digest, check_adapter
+from engine.files.model_config import read_model_config
 from engine.lora.peft import read_adapter
-from engine.model.config import read_model_config
 from tests.builders import ALL_LINEAR, Array, lora_adapter, tiny_llama, write_safetensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

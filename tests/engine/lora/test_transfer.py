@@ -15,13 +15,13 @@ from torch import Tensor
 
 from engine import AdapterError, Engine, EngineConfig, Output, Request, SamplingParams
 from engine.device import CpuDevice
+from engine.files.model_config import read_model_config
 from engine.lora.reading import Task
 from engine.lora.transfer import Arrival, Cargo, StagedLoader, neighbours
 from engine.memory.host import HostTier
 from engine.memory.pool import PagePool
 from engine.memory.residency import Residency
 from engine.memory.storage import Storage
-from engine.model.config import read_model_config
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from engine.types import AdapterName, PageId, RequestId

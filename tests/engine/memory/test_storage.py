@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from engine import Engine, EngineConfig, Request, SamplingParams
+from engine.files.model_config import read_model_config
 from engine.kernels import PROJECTIONS
 from engine.kernels.reference import adapter_matrices
 from engine.lora.layout import Stripes
-from engine.model.config import read_model_config
 from tests.builders import ALL_LINEAR, lora_adapter, tiny_llama
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from engine import Engine, EngineConfig, Output, Request, SamplingParams
+from engine.device.backend import Backend, open_backend
 from engine.kernels.triton import TritonKernels, launch
 from engine.kernels.triton.launch import Launch, Runner
-from engine.step.backend import Backend, open_backend
 from tests.engine.ondevice.pretended import HostWaits, PretendedBeside, PretendedGpu, on_pretended
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from engine import adapter_digest
+from engine.files.model_config import read_model_config
 from engine.lora.checked import check
-from engine.model.config import read_model_config
 from services.bench.commands import bench
 from services.bench.engine.adapters import adapter_dirs, cycle, zipf
 from services.bench.engine.run import prompt

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.dispatcher.outcome import (
+from services.dispatcher.schedule import MAX_RETRY_AFTER, RetryPolicy, backoff, decide, parse_retry_after
+from services.webhooks.outcome import (
     Answer,
     Answered,
     Blocked,
@@ -19,7 +20,6 @@ from services.dispatcher.outcome import (
     Unreachable,
     Unsendable,
 )
-from services.dispatcher.schedule import MAX_RETRY_AFTER, RetryPolicy, backoff, decide, parse_retry_after
 
 NOW = datetime(2026, 12, 1, 12, 0, tzinfo=UTC)
 POLICY = RetryPolicy(

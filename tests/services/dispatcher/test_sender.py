@@ -13,10 +13,10 @@ import pytest
 from standardwebhooks import Webhook
 
 from services.dispatcher.connector import Lookup, guarded_session
-from services.dispatcher.guard import AddressGuard, AddressNotAllowedError
-from services.dispatcher.outcome import Answer, Answered, NotAllowed, Unreachable
 from services.dispatcher.sender import Sender
 from services.tenants.secrets import new_webhook_secret
+from services.webhooks.guard import AddressGuard, AddressNotAllowedError
+from services.webhooks.outcome import Answer, Answered, NotAllowed, Unreachable
 from services.webhooks.receiver import WebhookReceiver
 from tests.services.dispatcher.servers import (
     OK,

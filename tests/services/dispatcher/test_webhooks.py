@@ -10,9 +10,9 @@ import pytest
 from prometheus_client import REGISTRY
 
 from services.dispatcher.outbox import Outbox
-from services.dispatcher.outcome import Delivered, Failed, Retry
 from services.dispatcher.slots import Room
 from services.tenants.secrets import new_webhook_secret
+from services.webhooks.outcome import Delivered, Failed, Retry
 from services.webhooks.receiver import ReceivedWebhook, WebhookReceiver
 from tests.services.dispatcher.conftest import BODY, TENANT, World, dispatching
 from tests.services.dispatcher.servers import OK, hang, raw_server, saying

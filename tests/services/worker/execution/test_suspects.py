@@ -5,7 +5,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.execution.suspects import NO_TRIAL, Suspects
+from services.worker.execution.suspects import Suspects
+from services.worker.jobs import NO_TRIAL
 
 MAX_ATTEMPTS = 3
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.common import Lane
-from services.worker.queue.backlog import BASE_GROUP, Backlog
+from services.worker.jobs import BASE_GROUP
+from services.worker.queue.backlog import Backlog
 
 INTERACTIVE, STANDARD, BATCH = Lane.INTERACTIVE, Lane.STANDARD, Lane.BATCH
 

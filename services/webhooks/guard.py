@@ -12,9 +12,9 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from yarl import URL
 
-from services.dispatcher.outcome import HOW_TO_ALLOW, NotAllowed, Unsendable
 from services.errors import ConfigError
 from services.parsing.addresses import is_host
+from services.webhooks.outcome import HOW_TO_ALLOW, NotAllowed, Unsendable
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network

@@ -7,9 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from yarl import URL
 
-from services.dispatcher.guard import BAD_PORTS, DENIED, NAT64, AddressGuard, parse_url
-from services.dispatcher.outcome import Answer, NotAllowed, Unsendable
 from services.errors import ConfigError
+from services.webhooks.guard import BAD_PORTS, DENIED, NAT64, AddressGuard, parse_url
+from services.webhooks.outcome import Answer, NotAllowed, Unsendable
 
 OPEN = ["8.8.8.8", "1.1.1.1", "172.15.255.255", "172.32.0.1", "100.63.0.1", "100.128.0.1", "2606:4700::1", "2a00::1"]
 SHUT = [
