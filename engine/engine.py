@@ -1,4 +1,4 @@
-"""The engine: add and cancel requests between steps; each step computes a batch and samples from it."""
+"""The engine. Requests are added and cancelled between steps; each step computes one batch and samples from it."""
 
 import itertools
 from collections.abc import Mapping, Sequence, Set
@@ -30,16 +30,16 @@ from engine.step.batch import build_batch
 from engine.step.runner import make_runner
 from engine.types import AdapterInfo, AdapterName, AdapterTraffic, FinishReason, Output, Request, RequestId, Sampled
 
-LONGEST_WAIT_S = 0.02
-"""Of a step that has nothing to compute, for an adapter on its way."""
+MAX_WAIT_S = 0.02
+"""How long a step with nothing to compute waits for an adapter to load."""
 
 
 class Engine:
-    """One base model and its loaded adapters. One thread adds, cancels and steps; `check_adapter` alone is for any.
+    """One base model and its loaded adapters. Not thread-safe: only `check_adapter` may be called from other threads.
 
-    Raises ModelError when the model's directory cannot be served and ConfigurationError when memory is too small or the
-    device is not there. `backend` takes the place of the one that the configuration's device asks for, `reader` that of
-    threads which read adapters beside the steps, `weights` that of the tensors in the model's directory.
+    Raises ModelError if the model's directory cannot be served, and ConfigurationError if memory is too small or the
+    device is not available. `backend` overrides the backend of the configured device, `reader` the threads that read
+    adapters while steps run, and `weights` the tensors in the model's directory.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class Engine:
         )
         self._inputs = InputProcessor(self.tokenizer, self.model_config, self._adapters, self._storage, self._scheduler)
         self._requests: dict[RequestId, RequestState] = {}
-        self._unclaimed: list[Output] = []
+        self._pending_outputs: list[Output] = []
         self._numbers = itertools.count()
 
     def _make_decoder(self, dtype: torch.dtype, stored: Mapping[str, Stored]) -> Decoder:
         model, config = self.model_config, self.config
-        kernels, where = self._backend.kernels, self._backend.device.where
-        weights = load_weights(stored, model, dtype, kernels, where)
-        workspace = Workspace(model, dtype, config.max_batch_tokens, config.max_batch_size, where)
+        kernels, device = self._backend.kernels, self._backend.device.torch_device
+        weights = load_weights(stored, model, dtype, kernels, device)
+        workspace = Workspace(model, dtype, config.max_batch_tokens, config.max_batch_size, device)
         return Decoder(model, weights, kernels, self._storage, self._adapters.tables, workspace)
 
     @property
@@ -94,20 +94,20 @@ class Engine:
 
     @property
     def adapter_traffic(self) -> AdapterTraffic:
-        """What adapters have cost so far: each load is a read of files, and its bytes are those of its pages."""
+        """Adapter loads since the start; each load reads the files, and its bytes are those of the adapter's pages."""
         residency, page = self._residency, self._storage.bytes_per_page_id
         pages_in, pages_out = residency.adapter_pages_in, residency.adapter_pages_out
         return AdapterTraffic(residency.num_adapter_loads, pages_in * page, pages_out * page)
 
     @property
-    def arriving(self) -> Set[str]:
-        """Adapters on their way into the pool; unloading one of them waits for its end, which `step` takes up."""
-        return self._scheduler.arriving
+    def loading_adapters(self) -> Set[str]:
+        """Adapters being loaded into the pool. Unloading one of them first waits for its load; `step` completes it."""
+        return self._scheduler.loading
 
     @property
     def has_work(self) -> bool:
-        """True while a step would do something, or wait for an adapter that a request needs."""
-        return bool(self._requests or self._unclaimed)
+        """True while requests are unfinished or outputs have not been returned yet."""
+        return bool(self._requests or self._pending_outputs)
 
     @property
     def num_uncomputed(self) -> int:
@@ -118,9 +118,9 @@ class Engine:
     def load_adapter(self, name: str, peft_dir: Path | str) -> AdapterInfo:
         """Check and load a PEFT directory under a name; the same content under the same name is loaded once.
 
-        The caller waits for the files: `check_adapter` in a thread of its own and `admit_adapter` let steps go on.
-        While it is idle its pages may go to others; it is then read from the directory again, which must stay.
-        Raises AdapterError naming what is wrong with it, AdapterInUseError when the name's present adapter still runs.
+        Blocks until the files are read; to keep stepping meanwhile, call `check_adapter` in another thread and then
+        `admit_adapter`. An idle adapter may be evicted and is then read again, so the directory must stay in place.
+        Raises AdapterError describing the defect, or AdapterInUseError if requests for the adapter it replaces run.
         """
         key = AdapterName(name)
         if self._admit(key, self.check_adapter(peft_dir)):
@@ -128,25 +128,25 @@ class Engine:
         return self._adapters[key].info
 
     def check_adapter(self, peft_dir: Path | str) -> CheckedAdapter:
-        """Read, check and hash a PEFT directory. Raises AdapterError naming what is wrong with it, and OSError.
+        """Read, check and hash a PEFT directory. Raises AdapterError describing the defect, or OSError.
 
-        Any thread may call it while another steps: of the engine it reads the model's configuration, which is frozen.
+        Thread-safe: the only engine state it reads is the model's configuration, which is frozen.
         """
         return check(Path(peft_dir), self.model_config)
 
     def admit_adapter(self, name: str, checked: CheckedAdapter) -> AdapterInfo:
-        """Serve a checked adapter under a name from now on; the same content under the same name stays as it is.
+        """Register a checked adapter under a name; a no-op if the name already has the same content.
 
-        Reads nothing: its pages are filled beside the steps once a request needs it, from the directory, which must
-        stay. Raises AdapterError when they would never fit, AdapterInUseError when the name's present adapter still
-        runs; the engine is then as before.
+        Reads no file: the adapter is loaded in the background when a request first needs it, so its directory must stay
+        in place. Raises AdapterError if its pages can never fit, or AdapterInUseError if requests for the adapter it
+        replaces run; the engine is then unchanged.
         """
         key = AdapterName(name)
         self._admit(key, checked)
         return self._adapters[key].info
 
     def _admit(self, name: AdapterName, checked: CheckedAdapter) -> bool:
-        """False when the name stands for this content already."""
+        """Register a checked adapter; False if the name already has this content."""
         present = self._adapters.get(name)
         if present is not None and present.info.digest == checked.info.digest:
             self._adapters.move(name, checked)
@@ -156,50 +156,53 @@ class Engine:
         return True
 
     def evict_adapter(self, name: str) -> None:
-        """Give an adapter's pages back at once, if no request uses it; it stays loaded and comes back when needed."""
+        """Free an adapter's pages now. It stays registered and is loaded again when needed.
+
+        Raises AdapterInUseError while requests for it are unfinished.
+        """
         self._make_idle(AdapterName(name))
         self._adapters.evict(AdapterName(name))
 
     def unload_adapter(self, name: str) -> None:
-        """Forget an adapter. Raises UnknownAdapterError, or AdapterInUseError while requests for it run."""
+        """Remove an adapter. Raises UnknownAdapterError, or AdapterInUseError while requests for it are unfinished."""
         if name not in self._adapters:
             raise UnknownAdapterError(f"adapter {name!r} is not loaded")
         self._make_idle(AdapterName(name))
         self._adapters.remove(AdapterName(name))
 
     def warm_up(self) -> None:
-        """Have the device compile and record what steps need, so that no request waits for that.
+        """Compile and record what steps need, so that no request waits for it. Does nothing on the CPU.
 
-        For an engine without requests. On host memory nothing is left to do.
+        The engine must have no requests.
         """
         assert not self._requests
         owner = SequencePages(RequestId("warm-up"))
-        (page,) = self._residency.take(owner, 1)
+        (page,) = self._residency.allocate(owner, 1)
         self._runner.warm_up(page)
         self._pool.release(owner)
 
     def close(self) -> None:
-        """Wait for what the device was given, and let go of what was recorded and of reading threads.
+        """Wait for the device to finish, drop recorded graphs and stop the reader threads. Idempotent.
 
-        No other method may be called afterwards; its memory goes with the last reference to it. May be called twice.
+        No other method may be called afterwards. Memory is freed with the last reference to the engine.
         """
         self._reader.close()
         self._backend.device.finish()
         self._runner.close()
 
     def _make_idle(self, name: AdapterName) -> None:
-        """Wait until an adapter is no longer on its way, so that it can go. Raises AdapterInUseError."""
+        """Wait until an adapter is not being loaded. Raises AdapterInUseError if a request uses it."""
         users = sum(state.sequence.adapter == name for state in self._requests.values())
         if users:
             raise AdapterInUseError(f"adapter {name!r} still has {users} unfinished requests; wait for or cancel them")
-        while name in self._scheduler.arriving:
-            self._adapters.wait(LONGEST_WAIT_S)
-            self._unclaimed += self._receive()
+        while name in self._scheduler.loading:
+            self._adapters.wait(MAX_WAIT_S)
+            self._pending_outputs += self._receive()
 
     def generate(self, requests: Sequence[Request]) -> list[Output]:
-        """Run requests to their end; outputs come in the order of the requests.
+        """Run requests to completion and return their outputs in the order of the requests.
 
-        Raises what `add` raises; then none of them runs. Outputs of other requests stay for the next `step`.
+        Raises what `add` raises; none of the requests runs then. The next `step` returns outputs of other requests.
         """
         ids = self._add_all(requests)
         outputs: dict[str, Output] = {}
@@ -210,7 +213,7 @@ class Engine:
                     outputs[output.request_id] = output
                 else:
                     others.append(output)
-        self._unclaimed.extend(others)
+        self._pending_outputs.extend(others)
         return [outputs[request_id] for request_id in ids]
 
     def _add_all(self, requests: Sequence[Request]) -> list[str]:
@@ -226,18 +229,18 @@ class Engine:
     def add(self, request: Request) -> str:
         """Queue a request and return its id.
 
-        Raises InvalidRequestError, UnknownAdapterError or PromptTooLongError; the engine is then as before.
+        Raises InvalidRequestError, UnknownAdapterError or PromptTooLongError; the engine is then unchanged.
         """
         request_id = RequestId(request.request_id or f"request-{next(self._numbers)}")
         if request_id in self._requests:
             raise InvalidRequestError(f"request_id {request_id!r} is already in the engine; ids must be unique")
-        sequence = self._inputs.sequence(request, request_id)
+        sequence = self._inputs.to_sequence(request, request_id)
         self._requests[request_id] = RequestState(sequence, self.tokenizer)
         self._scheduler.add(sequence)
         return request_id
 
     def cancel(self, request_id: str) -> bool:
-        """Drop an unfinished request and free its memory; False when the engine does not have it."""
+        """Cancel an unfinished request and free its memory; False if there is no such request."""
         state = self._requests.pop(RequestId(request_id), None)
         if state is None:
             return False
@@ -246,15 +249,15 @@ class Engine:
         return True
 
     def step(self) -> list[Output]:
-        """Compute one batch and return the requests that it finished; at once when there is nothing to do.
+        """Compute one batch and return the requests that it finished; returns immediately if there is nothing to do.
 
-        While requests wait for their adapters the others go on; when all of them wait, so does the call, a moment.
+        Requests whose adapters are being loaded do not hold up others. If all of them wait, so does the call, briefly.
         """
-        finished, self._unclaimed = self._unclaimed, []
+        finished, self._pending_outputs = self._pending_outputs, []
         finished += self._receive()
         slices = self._plan()
-        if not slices and self._scheduler.arriving and self._requests:
-            self._adapters.wait(LONGEST_WAIT_S)
+        if not slices and self._scheduler.loading and self._requests:
+            self._adapters.wait(MAX_WAIT_S)
             finished += self._receive()
             slices = self._plan()
         if slices:
@@ -263,26 +266,26 @@ class Engine:
         return finished
 
     def _plan(self) -> list[Slice]:
-        """What to compute; adapters that it asks for are sent on their way."""
+        """The slices to compute; starts the adapter loads that the scheduler asks for."""
         plan = self._scheduler.plan()
         for name in plan.loads:
             self._adapters.start(name)
         return plan.slices
 
     def _receive(self) -> list[Output]:
-        """Take up the adapters that have arrived; requests of one that cannot be read fail."""
+        """Complete finished adapter loads; if one failed, fail the requests that use the adapter."""
         failed: list[Output] = []
-        for arrival in self._adapters.arrivals():
-            if arrival.error is not None:
-                users = [state for state in self._requests.values() if state.sequence.adapter == arrival.name]
-                failed += [self._finish(state, "stop", arrival.error) for state in users]
-            self._scheduler.arrived(arrival.name)
-            if arrival.error is not None:
-                self._adapters.evict(arrival.name)
+        for load in self._adapters.finished_loads():
+            if load.error is not None:
+                users = [state for state in self._requests.values() if state.sequence.adapter == load.name]
+                failed += [self._finish(state, "stop", load.error) for state in users]
+            self._scheduler.load_finished(load.name)
+            if load.error is not None:
+                self._adapters.evict(load.name)
         return failed
 
     def _compute(self, slices: list[Slice]) -> list[Output]:
-        """One forward pass; returns the requests that its tokens end."""
+        """Run one forward pass; returns the requests that its tokens finish."""
         batch = build_batch(slices, self._adapter_of, self._adapters.tables)
         self._adapters.use({part.sequence.adapter for part in slices if part.sequence.adapter is not None})
         sampling = [part.sequence for part in slices if part.is_last]
@@ -298,11 +301,11 @@ class Engine:
         return None if name is None else self._adapters[name]
 
     def _advance(self, state: RequestState, sampled: Sampled) -> Output | None:
-        """Give a request its next token; the output when that ends it."""
+        """Append a request's next token; returns the output if that finishes the request."""
         if not sampled.finite:
             adapter = state.sequence.adapter
-            what = f"adapter {adapter!r}" if adapter else "the base model"
-            return self._finish(state, "stop", EngineError(f"{what} computed NaN or infinite values for this prompt"))
+            source = f"adapter {adapter!r}" if adapter else "the base model"
+            return self._finish(state, "stop", EngineError(f"{source} computed NaN or infinite values for this prompt"))
         reason = state.advance(sampled, self._eos_token_ids)
         return None if reason is None else self._finish(state, reason)
 
@@ -312,7 +315,7 @@ class Engine:
         return state.output(reason, error)
 
     def _check_when_idle(self) -> None:
-        if not self._requests and not self._scheduler.arriving:
+        if not self._requests and not self._scheduler.loading:
             self._pool.check_integrity()
             assert self._residency.num_available == self._pool.num_pages
 

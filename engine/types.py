@@ -1,4 +1,4 @@
-"""The nouns that every other module of the engine shares."""
+"""Data types shared by the modules of the engine."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ MAX_LOGPROBS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are chosen; the defaults are greedy decoding of at most 128 tokens.
+    """How tokens are sampled; the defaults are greedy decoding of at most 128 tokens.
 
     `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0, penalties 0 and `repetition_penalty` 1 are off.
-    `logprobs` n reports each generated token and the n likeliest, from the raw logits.
-    Raises InvalidRequestError naming the first field that is out of bounds.
+    `logprobs` n reports each generated token and the n most likely ones, from the raw logits.
+    Raises InvalidRequestError naming the first field that is out of range.
     """
 
     max_tokens: int = 128
@@ -68,8 +68,8 @@ def _bounded(name: str, value: float, least: float, most: float, *, above: bool 
 class Request:
     """One prompt to complete. Exactly one of `prompt_token_ids`, `prompt` and `messages` is given.
 
-    `messages` are rendered with the base model's chat template. `adapter` is the name of a loaded adapter, None the
-    base model. Without a `request_id` the engine makes one.
+    `messages` are rendered with the base model's chat template. `adapter` is the name of a loaded adapter, or None for
+    the base model. Without a `request_id` the engine generates one.
     """
 
     request_id: str | None = None
@@ -83,7 +83,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request; `cached_tokens` is the part of the prompt that was not computed again."""
+    """Token counts of one request; `cached_tokens` is the part of the prompt that came from the prefix cache."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -94,10 +94,10 @@ class Usage:
 class Output:
     """A finished request.
 
-    `token_ids` are all generated tokens; `text` leaves out special tokens and ends before a stop string.
-    `logprobs[i]` maps token ids to natural-log probabilities: generated token i and the likeliest n, from raw logits.
-    `first_token_s` is seconds from `add` to the first token. With `error` set the request failed and the rest is what
-    it had until then.
+    `token_ids` are all generated tokens; `text` omits special tokens and ends before a stop string.
+    `logprobs[i]` maps token ids to natural-log probabilities: generated token i and the n most likely, from raw logits.
+    `first_token_s` is the time from `add` to the first token, in seconds. If `error` is set, the request failed and the
+    other fields hold its state at that point.
     """
 
     request_id: str
@@ -112,11 +112,11 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class AdapterInfo:
-    """What is known of an adapter once its structure is checked.
+    """Description of a checked adapter.
 
-    `digest` is its identity (`adapter_digest`), `rank` its largest true rank, `target_modules` the projections that it
-    adapts, `base_model` what it names as its base. `num_bytes` is the size of its weights: as stored when only checked,
-    as the pages it takes once loaded.
+    `digest` is its identity (`adapter_digest`), `rank` its largest unpadded rank, `target_modules` the projections that
+    it adapts, `base_model` the base model named in its configuration. `num_bytes` is the size of its weights: as stored
+    while it is only checked, as pages once it is loaded.
     """
 
     name: str
@@ -129,14 +129,14 @@ class AdapterInfo:
 
 @dataclass(frozen=True, slots=True)
 class AdapterTraffic:
-    """Adapters that were read into the pool since the engine's start, and bytes of pages that went in and out."""
+    """Adapters read into the pool since the engine started, and the bytes of adapter pages moved in and out."""
 
     loads: int
     bytes_in: int
     bytes_out: int
 
     def __sub__(self, earlier: "AdapterTraffic") -> "AdapterTraffic":
-        """What has happened since an earlier count."""
+        """The difference from an earlier count."""
         return AdapterTraffic(
             self.loads - earlier.loads, self.bytes_in - earlier.bytes_in, self.bytes_out - earlier.bytes_out
         )
@@ -144,7 +144,10 @@ class AdapterTraffic:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The next token of a row, and with `logprobs` asked for those of it and of the likeliest ones."""
+    """The next token of a row, and its log-probabilities if the request asked for them.
+
+    `finite` is false if the row's logits contain NaN or infinity.
+    """
 
     token_id: int
     logprobs: dict[int, float] | None

@@ -44,7 +44,7 @@ class CpuDevice:
     """Memory of this process; both streams are the calling thread, and recorded work is simply done again."""
 
     def __init__(self) -> None:
-        self.where = torch.device("cpu")
+        self.torch_device = torch.device("cpu")
         self.compute = self.transfers = Immediate()
 
     def zeros(self, num_bytes: int) -> Tensor:

@@ -58,10 +58,10 @@ class CudaDevice:
         if not torch.cuda.is_available():
             raise ConfigurationError(f"device is {name!r}, but torch sees no CUDA device here; set it to 'cpu'")
         where = torch.device(name)
-        self.where = torch.device("cuda", torch.cuda.current_device() if where.index is None else where.index)
-        if self.where.index >= torch.cuda.device_count():
+        self.torch_device = torch.device("cuda", torch.cuda.current_device() if where.index is None else where.index)
+        if self.torch_device.index >= torch.cuda.device_count():
             raise ConfigurationError(f"device is {name!r}, but there are {torch.cuda.device_count()} CUDA devices here")
-        torch.cuda.set_device(self.where)
+        torch.cuda.set_device(self.torch_device)
         self.compute = CudaStream(torch.cuda.current_stream())
         self.transfers = CudaStream(torch.cuda.Stream())
         # Not torch's one for all captures: a graph that ends clears the cuBLAS workspaces of all graphs of its stream.
@@ -70,7 +70,7 @@ class CudaDevice:
 
     def zeros(self, num_bytes: int) -> Tensor:
         """See `Device.zeros`."""
-        return torch.zeros(num_bytes, dtype=torch.uint8, device=self.where)
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=self.torch_device)
 
     def host(self, num_bytes: int) -> Tensor:
         """See `Device.host`: page-locked."""
@@ -98,4 +98,4 @@ class CudaDevice:
 
     def finish(self) -> None:
         """See `Device.finish`."""
-        torch.cuda.synchronize(self.where)
+        torch.cuda.synchronize(self.torch_device)

@@ -36,7 +36,7 @@ class Stream(Protocol):
 class Device(Protocol):
     """A place with memory and two streams: `compute` for steps, `transfers` for adapters on their way."""
 
-    where: torch.device
+    torch_device: torch.device
 
     @property
     def compute(self) -> Stream:

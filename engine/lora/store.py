@@ -8,7 +8,7 @@ from engine.errors import AdapterError
 from engine.lora.checked import CheckedAdapter
 from engine.lora.layout import AdapterLayout
 from engine.lora.tables import SlotTables
-from engine.lora.transfer import Arrival, Cargo, Loader
+from engine.lora.transfer import AdapterLoad, Loader, LoadResult
 from engine.memory.pool import AdapterPages, PagePool
 from engine.memory.residency import Residency
 from engine.memory.storage import Storage
@@ -66,7 +66,7 @@ class AdapterStore(Mapping[AdapterName, LoadedAdapter]):
                 f"adapter {name!r} takes {num_pages * page} bytes, but the pool has {self._storage.num_pages * page}; "
                 "raise pool_bytes"
             )
-        if num_pages > (most := self._loader.most_pages):
+        if num_pages > (most := self._loader.max_pages):
             raise AdapterError(
                 f"adapter {name!r} takes {num_pages * page} bytes; the host tier has {most * page}: raise host_bytes"
             )
@@ -80,23 +80,23 @@ class AdapterStore(Mapping[AdapterName, LoadedAdapter]):
         adapter, owner = self._loaded[name], AdapterPages(name)
         if adapter.num_pages > self._residency.num_available:
             return
-        self._residency.take(owner, adapter.num_pages)
+        self._residency.allocate(owner, adapter.num_pages)
         self._residency.admit(owner)
         try:
-            self._loader.load_now(self._cargo(name))
+            self._loader.load_and_wait(self._load_of(name))
         except AdapterError:
-            self._residency.let_go(owner)
+            self._residency.release(owner)
             self.remove(name)
             raise
         self._place(name)
-        self._residency.let_go(owner)
+        self._residency.release(owner)
 
     def remove(self, name: AdapterName) -> None:
         """Forget an idle adapter and give its pages back."""
         adapter = self._loaded.pop(name, None)
         if adapter is not None:
             self.evict(name)
-            self._loader.forget(name)
+            self._loader.discard(name)
             self.tables.close(adapter.slot)
 
     def move(self, name: AdapterName, checked: CheckedAdapter) -> None:
@@ -105,18 +105,18 @@ class AdapterStore(Mapping[AdapterName, LoadedAdapter]):
 
     def evict(self, name: AdapterName) -> None:
         """Give an idle adapter's pages back; it stays loaded."""
-        self._residency.forget(AdapterPages(name))
+        self._residency.discard(AdapterPages(name))
 
     def start(self, name: AdapterName) -> None:
         """Send an adapter on its way into the pages that were taken for it."""
-        self._loader.start(self._cargo(name))
+        self._loader.start(self._load_of(name))
 
-    def _cargo(self, name: AdapterName) -> Cargo:
+    def _load_of(self, name: AdapterName) -> AdapterLoad:
         adapter, pages = self._loaded[name], tuple(self._pool.pages_of(AdapterPages(name)))
         assert len(pages) == adapter.num_pages
-        return Cargo(name, pages, partial(adapter.checked.write, name))
+        return AdapterLoad(name, pages, partial(adapter.checked.write, name))
 
-    def arrivals(self) -> list[Arrival]:
+    def finished_loads(self) -> list[LoadResult]:
         """Adapters that are in their pages since the last call, or failed to get there; never waits."""
         arrived = self._loader.advance()
         for arrival in arrived:

@@ -1,1 +1,1 @@
-"""Memory: the page pool and who holds which page."""
+"""Memory: the page pool and the owners of its pages."""

@@ -1,4 +1,4 @@
-"""The page pool: which page is free and who holds which. Policy only; the bytes lie elsewhere."""
+"""The page pool: free pages and the owners of the others. Policy only; it holds no bytes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from engine.types import AdapterName, BlockKey, PageId, RequestId
 
 @dataclass(frozen=True, slots=True)
 class SequencePages:
-    """Owner of the KV pages that one sequence alone uses."""
+    """Owner of the KV pages that only one sequence uses."""
 
     request_id: RequestId
 
@@ -33,63 +33,63 @@ Owner = SequencePages | AdapterPages | BlockPage
 class PagePool:
     """A fixed number of pages and one free list. A page has at most one owner.
 
-    `take` is only called for pages that `num_free` shows to be there. Low ids go out first, so that memory which was
-    never needed is never touched.
+    `allocate` must not be called for more than `num_free` pages. Freed pages are reused before new ones, so memory that
+    was never needed is never touched.
     """
 
     def __init__(self, num_pages: int) -> None:
         assert num_pages > 0
         self.num_pages = num_pages
-        self._num_begun = 0
-        self._returned: list[PageId] = []
-        self._held: dict[Owner, list[PageId]] = {}
+        self._num_touched = 0
+        self._freed: list[PageId] = []
+        self._pages: dict[Owner, list[PageId]] = {}
 
     @property
     def num_free(self) -> int:
         """Pages without an owner."""
-        return len(self._returned) + self.num_pages - self._num_begun
+        return len(self._freed) + self.num_pages - self._num_touched
 
     def pages_of(self, owner: Owner) -> Sequence[PageId]:
-        """The owner's pages in the order in which they were taken; empty when it has none."""
-        return self._held.get(owner, ())
+        """The owner's pages in the order of allocation; empty if it has none."""
+        return self._pages.get(owner, ())
 
-    def take(self, owner: Owner, count: int) -> Sequence[PageId]:
-        """Give `count` more pages to an owner and return these."""
+    def allocate(self, owner: Owner, count: int) -> Sequence[PageId]:
+        """Allocate `count` more pages to an owner and return them."""
         assert 0 <= count <= self.num_free
         if count == 0:
             return ()
-        again = min(count, len(self._returned))
-        taken = self._returned[len(self._returned) - again :][::-1]
-        del self._returned[len(self._returned) - again :]
-        first, self._num_begun = self._num_begun, self._num_begun + count - again
-        taken.extend(PageId(page) for page in range(first, self._num_begun))
-        self._held.setdefault(owner, []).extend(taken)
-        return taken
+        num_reused = min(count, len(self._freed))
+        pages = self._freed[len(self._freed) - num_reused :][::-1]
+        del self._freed[len(self._freed) - num_reused :]
+        first, self._num_touched = self._num_touched, self._num_touched + count - num_reused
+        pages.extend(PageId(page) for page in range(first, self._num_touched))
+        self._pages.setdefault(owner, []).extend(pages)
+        return pages
 
-    def hand_over(self, page: PageId, giver: Owner, taker: Owner) -> None:
-        """Make a page of one owner that of another."""
-        self._withdraw(page, giver)
-        self._held.setdefault(taker, []).append(page)
+    def transfer(self, page: PageId, old: Owner, new: Owner) -> None:
+        """Transfer a page from one owner to another."""
+        self._remove(page, old)
+        self._pages.setdefault(new, []).append(page)
 
-    def give_back(self, page: PageId, owner: Owner) -> None:
-        """Take one page back from an owner."""
-        self._withdraw(page, owner)
-        self._returned.append(page)
+    def release_page(self, page: PageId, owner: Owner) -> None:
+        """Free one page of an owner."""
+        self._remove(page, owner)
+        self._freed.append(page)
 
-    def _withdraw(self, page: PageId, owner: Owner) -> None:
-        held = self._held[owner]
-        held.remove(page)
-        if not held:
-            del self._held[owner]
+    def _remove(self, page: PageId, owner: Owner) -> None:
+        pages = self._pages[owner]
+        pages.remove(page)
+        if not pages:
+            del self._pages[owner]
 
     def release(self, owner: Owner) -> None:
-        """Take all pages back from an owner, who may have none."""
-        self._returned.extend(reversed(self._held.pop(owner, [])))
+        """Free all pages of an owner, which may have none."""
+        self._freed.extend(reversed(self._pages.pop(owner, [])))
 
     def check_integrity(self) -> None:
-        """Prove that every page is free or held exactly once; AssertionError otherwise."""
-        pages = [*self._returned, *(page for held in self._held.values() for page in held)]
-        assert self._num_begun <= self.num_pages
-        assert sorted(pages) == list(range(self._num_begun)), (
-            f"{len(pages) + self.num_pages - self._num_begun} pages accounted for, {self.num_pages} exist"
+        """Raise AssertionError unless every page is either free or owned exactly once."""
+        pages = [*self._freed, *(page for owned in self._pages.values() for page in owned)]
+        assert self._num_touched <= self.num_pages
+        assert sorted(pages) == list(range(self._num_touched)), (
+            f"{len(pages) + self.num_pages - self._num_touched} pages accounted for, {self.num_pages} exist"
         )

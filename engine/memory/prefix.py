@@ -1,7 +1,7 @@
-"""Names of KV blocks: two blocks share a name only if whatever their keys and values were computed from is the same.
+"""Prefix cache keys: two KV blocks have the same key only if their keys and values were computed from the same input.
 
-A key is SHA-256 over the key of the block before it and the tokens of its own block; the first one's predecessor covers
-tenant, base model and adapter. Every part is typed and framed by its length, so no two of them can run together.
+A key is SHA-256 over the previous block's key and the block's own tokens. The key before the first block covers tenant,
+base model and adapter. Every part is labelled and length-prefixed, so different inputs never hash the same bytes.
 """
 
 import hashlib
@@ -14,13 +14,13 @@ SCOPE, BLOCK = b"loraq scope 1", b"loraq block 1"
 
 
 def scope_key(tenant: str, base: bytes, adapter_digest: str | None) -> BlockKey:
-    """What precedes the first block: whose it is, and of which weights. None is the base model alone."""
+    """The key before the first block, of a tenant and its weights; without an adapter digest, of the base model."""
     adapter = (b"base", b"") if adapter_digest is None else (b"adapter", adapter_digest.encode())
     return _digest(SCOPE, (b"tenant", tenant.encode()), (b"model", base), adapter)
 
 
 def block_key(previous: BlockKey, token_ids: Sequence[int]) -> BlockKey:
-    """Key of the block that follows `previous` and holds these tokens."""
+    """Key of the block that follows `previous` and contains these tokens."""
     return _digest(BLOCK, (b"previous", previous), (b"tokens", array("q", token_ids).tobytes()))
 
 

@@ -1,8 +1,6 @@
-"""Who stays in the pool: adapters and shared KV blocks that nobody uses give way, least recently used first.
+"""Eviction: idle adapters and idle shared KV blocks leave the pool, least recently used first.
 
-Who knows what is needed next says so with `put_last`.
-
-Policy only: no tensors, no clock.
+The scheduler uses `evict_last` to keep residents that it will need soon. Policy only: no tensors, no clock.
 """
 
 from collections import OrderedDict
@@ -15,9 +13,9 @@ Resident = AdapterPages | BlockPage
 
 
 class Residency:
-    """Residents of a pool with the number of sequences that use each; those without users are idle.
+    """The residents of a pool, each with a count of its users; a resident without users is idle.
 
-    Idle adapters and idle blocks stand in one line: neither kind has pages of its own.
+    Idle adapters and idle blocks share one LRU queue: neither kind has reserved pages.
     """
 
     def __init__(self, pool: PagePool) -> None:
@@ -35,18 +33,18 @@ class Residency:
 
     @property
     def num_available(self) -> int:
-        """Pages that `take` could give: the free ones and those of idle residents."""
+        """Pages that `allocate` can provide: free ones and those of idle residents."""
         return self._pool.num_free + self._num_idle_pages
 
-    def take(self, owner: Owner, count: int) -> list[PageId]:
-        """Give pages to an owner, evicting idle residents as needed."""
+    def allocate(self, owner: Owner, count: int) -> list[PageId]:
+        """Allocate pages to an owner, evicting idle residents as needed."""
         assert 0 <= count <= self.num_available
         while count > self._pool.num_free:
             self._evict(next(iter(self._idle)))
-        return list(self._pool.take(owner, count))
+        return list(self._pool.allocate(owner, count))
 
     def _evict(self, owner: Resident) -> None:
-        self._leave_line(owner)
+        self._remove_idle(owner)
         del self._users[owner]
         if isinstance(owner, AdapterPages):
             self.adapter_pages_out += len(self._pool.pages_of(owner))
@@ -54,42 +52,42 @@ class Residency:
         self.num_evictions += 1
 
     def admit(self, owner: Resident) -> None:
-        """The owner's pages hold its content now; it has one user."""
+        """Register an owner whose pages are allocated; it starts with one user."""
         assert owner not in self._users
         self._users[owner] = 1
         if isinstance(owner, AdapterPages):
             self.num_adapter_loads += 1
             self.adapter_pages_in += len(self._pool.pages_of(owner))
 
-    def hold(self, owner: Resident) -> None:
-        """One more user: the resident stays until all of them have let go."""
+    def acquire(self, owner: Resident) -> None:
+        """Add a user; the resident stays in the pool until all users have released it."""
         if self._users[owner] == 0:
-            self._leave_line(owner)
+            self._remove_idle(owner)
         self._users[owner] += 1
 
-    def let_go(self, owner: Resident) -> None:
-        """One user less; without any it waits for its next use at the end of the line."""
+    def release(self, owner: Resident) -> None:
+        """Remove a user; a resident without users becomes idle, at the end of the LRU queue."""
         self._users[owner] -= 1
         if self._users[owner] == 0:
             self._idle[owner] = None
             self._num_idle_pages += len(self._pool.pages_of(owner))
 
-    def _leave_line(self, owner: Resident) -> None:
+    def _remove_idle(self, owner: Resident) -> None:
         del self._idle[owner]
         self._num_idle_pages -= len(self._pool.pages_of(owner))
 
-    def put_last(self, owners: Iterable[Resident]) -> None:
-        """Idle residents go to the end of the line, in this order, as if they had been used just now."""
+    def evict_last(self, owners: Iterable[Resident]) -> None:
+        """Move idle residents to the end of the LRU queue, in this order, as if they had just been used."""
         for owner in owners:
             if owner in self._idle:
                 self._idle.move_to_end(owner)
 
     def num_idle_pages_of(self, owner: Resident) -> int:
-        """Pages of a resident that nobody uses; none of one that is used, or not there."""
+        """Number of pages of an idle resident; 0 if the owner is in use or not in the pool."""
         return len(self._pool.pages_of(owner)) if owner in self._idle else 0
 
-    def forget(self, owner: Resident) -> None:
-        """Give an idle resident's pages back at once; nothing happens when it is not there."""
+    def discard(self, owner: Resident) -> None:
+        """Evict an idle resident now; a no-op if it is not in the pool."""
         if owner in self._users:
             assert self._users[owner] == 0
             self._evict(owner)

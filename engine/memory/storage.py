@@ -1,4 +1,4 @@
-"""The pool's bytes: one block [layer, page, byte], read and written through typed views.
+"""The pool's memory: one allocation [layer, page, byte], accessed through typed views.
 
 A page of one layer is a KV block, [keys then values, KV head, token, element], or a run of adapter tiles.
 """
@@ -14,10 +14,10 @@ from engine.kernels.layout import tile_bytes
 
 
 class Storage:
-    """Allocated once within `pool_bytes`; memory is taken from the system when a page is first written.
+    """Allocated once, within `pool_bytes`; on the CPU a page uses physical memory only once it is written.
 
-    `tokens_per_page` is at least what was asked for: a page is filled up to whole tiles. Raises ConfigurationError when
-    the pool would not hold a single page.
+    A page is rounded up to whole tiles, so `tokens_per_page` may exceed the requested value. Raises ConfigurationError
+    if the pool cannot hold a single page.
     """
 
     def __init__(
@@ -32,7 +32,9 @@ class Storage:
         self.num_pages = pool_bytes // self.bytes_per_page_id
         if self.num_pages < 1:
             page = self.bytes_per_page_id
-            raise ConfigurationError(f"pool_bytes is {pool_bytes}, but one page of this model takes {page}; raise it")
+            raise ConfigurationError(
+                f"pool_bytes is {pool_bytes}, but one page of this model takes {page} bytes; raise pool_bytes"
+            )
         flat = device.zeros(self.num_pages * self.bytes_per_page_id)
         self.pool = flat.view(model.num_layers, self.num_pages, self.page_bytes)
         self.kv = KvCache(self.pool, model.num_kv_heads, model.head_dim)

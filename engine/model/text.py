@@ -1,4 +1,4 @@
-"""Text of a growing sequence: whole characters only, ended by a stop string wherever tokens cut it."""
+"""Incremental detokenization: emits whole characters only, and finds stop strings that span tokens."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ MAX_PENDING_TOKENS = 8
 
 
 class TextStream:
-    """Turns token ids into text one at a time; `text` never ends inside a character.
+    """Decodes token ids one at a time; `text` never ends inside a character.
 
-    A few tokens before the newest are decoded along with it, since some tokenizers write a token differently at the
-    start of a text; at first these are the prompt's last ones.
+    Each token is decoded together with a few preceding ones, because some tokenizers decode a token differently at the
+    start of a text. For the first tokens these are the last tokens of the prompt.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stop: Sequence[str]) -> None:
@@ -21,20 +21,20 @@ class TextStream:
         self._stop = tuple(stop)
         self._longest_stop = max(map(len, self._stop), default=0)
         self._window = list(prompt_ids[-CONTEXT_TOKENS:])
-        self._num_shown = len(self._window)
+        self._num_emitted = len(self._window)
         self.text = ""
 
     def push(self, token_id: int) -> bool:
-        """Take the next token; True when a stop string is complete, which `text` then ends before."""
+        """Append a token; True if a stop string is now complete, in which case `text` ends before it."""
         self._window.append(token_id)
-        shown = self._tokenizer.decode(self._window[: self._num_shown])
+        emitted = self._tokenizer.decode(self._window[: self._num_emitted])
         whole = self._tokenizer.decode(self._window)
-        pending = len(self._window) - self._num_shown
-        if len(whole) <= len(shown) or (whole.endswith(INCOMPLETE) and pending < MAX_PENDING_TOKENS):
+        pending = len(self._window) - self._num_emitted
+        if len(whole) <= len(emitted) or (whole.endswith(INCOMPLETE) and pending < MAX_PENDING_TOKENS):
             return False
         self._window = self._window[-max(pending, CONTEXT_TOKENS) :]
-        self._num_shown = len(self._window)
-        return self._append(whole[len(shown) :])
+        self._num_emitted = len(self._window)
+        return self._append(whole[len(emitted) :])
 
     def _append(self, new: str) -> bool:
         search_from = max(len(self.text) - self._longest_stop + 1, 0)

@@ -1,4 +1,4 @@
-"""Text to token ids and back, and the chat template of the base model."""
+"""The base model's tokenizer and chat template."""
 
 import datetime
 import json
@@ -17,7 +17,7 @@ SPECIAL_TOKEN_FIELDS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class Tokenizer:
-    """tokenizer.json with the settings beside it; raises ModelError naming a file that is missing or broken."""
+    """Reads tokenizer.json, tokenizer_config.json and the chat template; raises ModelError naming a bad file."""
 
     def __init__(self, model_dir: Path) -> None:
         self._tokenizer = _load(model_dir / "tokenizer.json")
@@ -28,23 +28,23 @@ class Tokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """Id of the token that the tokenizer's settings name as end of sequence."""
+        """Id of the `eos_token` in tokenizer_config.json."""
         text = self._special["eos_token"]
         token_id: int | None = None if text is None else self._tokenizer.token_to_id(text)
         return token_id
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, with the special tokens that the model's tokenizer puts around it."""
+        """Token ids of a prompt, with the special tokens that the tokenizer adds."""
         ids: list[int] = self._tokenizer.encode(text).ids
         return ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a conversation up to the assistant's answer; InvalidRequestError when it cannot be rendered."""
+        """Token ids of a conversation, ready for the assistant's reply. Raises InvalidRequestError; see `render`."""
         ids: list[int] = self._tokenizer.encode(self.render(messages), add_special_tokens=False).ids
         return ids
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The conversation as the text that the chat template makes of it."""
+        """Apply the chat template to a conversation. Raises InvalidRequestError if it fails or there is none."""
         if self._template is None:
             raise InvalidRequestError("messages were given, but the base model has no chat template; send a prompt")
         try:
@@ -54,21 +54,21 @@ class Tokenizer:
                 **{name: text for name, text in self._special.items() if text is not None},
             )
         except jinja2.TemplateError as error:
-            raise InvalidRequestError(f"messages do not suit the base model's chat template: {error}") from error
+            raise InvalidRequestError(f"the base model's chat template rejects the messages: {error}") from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids without special tokens; bytes that make no character become U+FFFD."""
+        """Text of token ids, without special tokens; invalid UTF-8 becomes U+FFFD."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
 
 
 def _load(path: Path) -> Any:
     if not path.is_file():
-        raise ModelError(f"{path} does not exist; the base model needs its tokenizer as tokenizer.json")
+        raise ModelError(f"{path} does not exist; the base model needs a tokenizer.json")
     try:
         return RustTokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception
-        raise ModelError(f"{path} is not a tokenizer: {error}") from error
+        raise ModelError(f"{path} is not a valid tokenizer: {error}") from error
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
     try:
         settings = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not JSON: {error}") from error
+        raise ModelError(f"{path} is not valid JSON: {error}") from error
     return settings if isinstance(settings, dict) else {}
 
 
@@ -87,7 +87,7 @@ def _token_text(token: Any) -> str | None:
 
 
 def _template_source(path: Path, setting: Any) -> str | None:
-    """A file of its own, a string, or a list of named templates of which `default` is meant."""
+    """The template from its own file, or from a setting: a string, or a list of named templates with a `default`."""
     if path.is_file():
         return path.read_text(encoding="utf-8")
     if isinstance(setting, list):
@@ -102,7 +102,7 @@ def _compile(source: str, model_dir: Path) -> jinja2.Template:
     try:
         return environment.from_string(source)
     except jinja2.TemplateError as error:
-        raise ModelError(f"the chat template of {model_dir} is broken: {error}") from error
+        raise ModelError(f"the chat template in {model_dir} is invalid: {error}") from error
 
 
 def _to_json(value: object, indent: int | None = None) -> str:

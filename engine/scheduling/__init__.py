@@ -1,1 +1,1 @@
-"""Which sequences compute in the next step, from a validated request to its output. Owns no tensors."""
+"""Request validation and scheduling: from a request to its output. Owns no tensors."""

@@ -1,4 +1,4 @@
-"""From a request to the sequence that is scheduled: everything that can be wrong with one is found here."""
+"""Validates requests and turns them into sequences for the scheduler."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,12 @@ from engine.memory.prefix import scope_key
 from engine.memory.storage import Storage
 from engine.model.tokenizer import Tokenizer
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import Sequence as Running
+from engine.scheduling.sequence import Sequence as ScheduledSequence
 from engine.types import AdapterName, Request, RequestId
 
 
 class InputProcessor:
-    """Checks, renders and tokenizes requests for one engine; it changes nothing of the engine."""
+    """Checks, renders and tokenizes requests for one engine, without changing the engine's state."""
 
     def __init__(
         self,
@@ -29,16 +29,16 @@ class InputProcessor:
         self._storage, self._scheduler = storage, scheduler
         self._instance = secrets.token_bytes(16)
 
-    def sequence(self, request: Request, request_id: RequestId) -> Running:
-        """The sequence of a request, which has computed nothing yet.
+    def to_sequence(self, request: Request, request_id: RequestId) -> ScheduledSequence:
+        """A new sequence for a request.
 
-        Raises UnknownAdapterError, InvalidRequestError, or PromptTooLongError for what could never fit.
+        Raises UnknownAdapterError, InvalidRequestError, or PromptTooLongError if the request can never fit.
         """
         name = None if request.adapter is None else AdapterName(request.adapter)
         if name is not None and name not in self._adapters:
             raise UnknownAdapterError(f"adapter {name!r} is not loaded")
         adapter, sampling = None if name is None else self._adapters[name], request.sampling
-        sequence = Running(
+        sequence = ScheduledSequence(
             request_id=request_id,
             prompt_ids=self._prompt_ids(request),
             sampling=sampling,
@@ -68,12 +68,12 @@ class InputProcessor:
                 raise InvalidRequestError(f"token id {token_id} is outside the vocabulary of {vocabulary}")
         return tuple(ids)
 
-    def _check_length(self, sequence: Running) -> None:
-        wanted = f"{len(sequence.prompt_ids)} prompt tokens and max_tokens {sequence.sampling.max_tokens}"
+    def _check_length(self, sequence: ScheduledSequence) -> None:
+        length = f"{len(sequence.prompt_ids)} prompt tokens and max_tokens {sequence.sampling.max_tokens}"
         if sequence.max_tokens > self._model.max_position:
-            raise PromptTooLongError(f"{wanted} exceed the model's context of {self._model.max_position} tokens")
+            raise PromptTooLongError(f"{length} exceed the model's context of {self._model.max_position} tokens")
         page, pool = self._storage.bytes_per_page_id, self._storage.num_pages
         pages = self._scheduler.pages_for(sequence.max_tokens)
         if pages + sequence.adapter_num_pages > pool:
-            beside = f" beside {sequence.adapter_num_pages * page} for the adapter" if sequence.adapter else ""
-            raise PromptTooLongError(f"{wanted} need {pages * page} bytes of KV{beside}; the pool has {pool * page}")
+            adapter = f" and {sequence.adapter_num_pages * page} for the adapter" if sequence.adapter else ""
+            raise PromptTooLongError(f"{length} need {pages * page} bytes of KV{adapter}; the pool has {pool * page}")

@@ -1,4 +1,4 @@
-"""What a request has become so far: tokens, text and times, and in the end its output."""
+"""The progress of a request: its tokens, text and timing, and finally its output."""
 
 import time
 from collections.abc import Set
@@ -11,7 +11,7 @@ from engine.types import FinishReason, Output, Sampled, Usage
 
 
 class RequestState:
-    """An unfinished request: its sequence, and what the engine keeps beside the tokens. Its time begins here."""
+    """An unfinished request: its sequence, text and log-probabilities. Time to first token counts from construction."""
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
         self.sequence = sequence
@@ -21,7 +21,7 @@ class RequestState:
         self._logprobs: list[dict[int, float]] | None = None if sequence.sampling.logprobs is None else []
 
     def advance(self, sampled: Sampled, end_ids: Set[int]) -> FinishReason | None:
-        """Append a sampled token; why the request ends with it, or None while it does not."""
+        """Append a sampled token; returns the finish reason if the request ends with it."""
         sequence = self.sequence
         sequence.output_ids.append(sampled.token_id)
         if self._first_token_s is None:
@@ -34,7 +34,7 @@ class RequestState:
         return "length" if sequence.num_tokens == sequence.max_tokens else None
 
     def output(self, reason: FinishReason, error: EngineError | None = None) -> Output:
-        """The request as it ends; with `error` it failed, and the rest is what it had until then."""
+        """The output of the finished request; with `error` the request failed."""
         sequence = self.sequence
         return Output(
             request_id=sequence.request_id,

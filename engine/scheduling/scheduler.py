@@ -1,19 +1,19 @@
-"""Which sequences compute how many tokens in the next step. Policy only: no tensors, no clock.
+"""Continuous batching: which sequences compute how many tokens in the next step. Policy only: no tensors, no clock.
 
-Running sequences go first, oldest first, then waiting ones in order of arrival, under a budget of tokens; a long prompt
-is computed in chunks. When pages run out, idle adapters and idle blocks of the prefix cache go; then the youngest
-running sequence gives its pages back and starts over.
+Running sequences are scheduled first, oldest first, then waiting ones in order of arrival, within a token budget. A
+long prompt is computed in chunks. When pages run out, idle adapters and idle prefix-cache blocks are evicted; if that
+is not enough, the youngest running sequence is preempted: it frees its pages and is computed again later.
 
-A sequence without room for its adapter lets others pass for a bounded number of steps. Then nobody passes any more, and
-running sequences give way to it, each at most once in its life.
+If there is no room for a sequence's adapter, later sequences may overtake it for a bounded number of steps. After that
+no sequence overtakes it, and running sequences are preempted to make room, each at most once for this reason.
 
-An adapter that is not in the pool is asked for as soon as there are pages for it, also for sequences whose turn has not
-come. While it is on its way its sequences compute nothing, take no place in the batch, and hold up nobody; the transfer
-counts as a user of the adapter, so that its pages are nobody else's.
+The scheduler asks for an adapter as soon as there are pages for it, including for sequences further back in the queue.
+While the adapter is loading, its sequences compute nothing, take no place in the batch and do not delay others. The
+load counts as a user of the adapter, so its pages cannot be evicted.
 
-The queue tells what is needed next: idle adapters that waiting sequences want give way last, the first one's last of
-all, and none is sent for in place of one that is wanted sooner. As far as the queue is known that is Belady's rule (IBM
-Systems Journal 5 (2), 1966).
+The queue shows which adapters are needed next. Idle adapters that waiting sequences need are evicted last, the one
+needed first at the very end, and no adapter is loaded in place of one that is needed sooner. As far as the queue is
+known, this is Belady's rule (IBM Systems Journal 5 (2), 1966).
 """
 
 from collections import deque
@@ -27,9 +27,10 @@ from engine.memory.residency import Residency, Resident
 from engine.scheduling.sequence import Sequence
 from engine.types import AdapterName
 
-PATIENCE_STEPS = 64
+MAX_WAITED_STEPS = 64
+"""Steps for which others may overtake a sequence that has no room for its adapter."""
 LOOK_AHEAD = 64
-"""Waiting sequences that are considered in one step."""
+"""Waiting sequences considered in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +42,26 @@ class Slice:
 
     @property
     def is_last(self) -> bool:
-        """True when the step leaves no token uncomputed, so that the next one can be sampled."""
+        """True if the step computes the sequence's last known token, so that the next one can be sampled."""
         return self.sequence.num_computed + self.num_tokens == self.sequence.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A step: slices to compute now, and adapters to send on their way into the pages taken for them."""
+    """A step: slices to compute now, and adapters to start loading into the pages allocated for them."""
 
     slices: list[Slice]
     loads: list[AdapterName]
 
 
-class _Verdict(Enum):
+class _Admission(Enum):
     ADMITTED = auto()
     NO_ROOM = auto()
     NO_ROOM_FOR_ADAPTER = auto()
 
 
 class Scheduler:
-    """Continuous batching over a page pool: sequences come and go between any two steps."""
+    """Continuous batching over a page pool; sequences may be added and removed between any two steps."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._loads: list[AdapterName] = []
-        self._arriving: set[AdapterName] = set()
+        self._loading: set[AdapterName] = set()
         self.num_preemptions = 0
 
     def __len__(self) -> int:
@@ -96,12 +97,12 @@ class Scheduler:
         return -(-num_tokens // self._tokens_per_page)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence that could fit into the pool, with its adapter, if it were alone."""
+        """Queue a sequence; it must fit into an otherwise empty pool together with its adapter."""
         assert self.pages_for(sequence.max_tokens) + sequence.adapter_num_pages <= self._pool.num_pages
         self._waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a finished or cancelled sequence and free its pages."""
+        """Remove a finished or cancelled sequence and free its pages."""
         if sequence in self._running:
             self._running.remove(sequence)
             self._release(sequence)
@@ -109,24 +110,24 @@ class Scheduler:
             self._waiting.remove(sequence)
 
     @property
-    def arriving(self) -> Set[AdapterName]:
-        """Adapters that were asked for and have not arrived."""
-        return self._arriving
+    def loading(self) -> Set[AdapterName]:
+        """Adapters whose load has been requested and has not finished."""
+        return self._loading
 
-    def arrived(self, name: AdapterName) -> None:
-        """An adapter's transfer has ended; from now on it is its sequences that hold it."""
-        self._arriving.remove(name)
-        self._residency.let_go(AdapterPages(name))
+    def load_finished(self, name: AdapterName) -> None:
+        """An adapter's load has finished or failed; from now on only its sequences keep it in the pool."""
+        self._loading.remove(name)
+        self._residency.release(AdapterPages(name))
 
     def _is_ready(self, sequence: Sequence) -> bool:
-        return sequence.adapter is None or sequence.adapter not in self._arriving
+        return sequence.adapter is None or sequence.adapter not in self._loading
 
     def plan(self) -> Plan:
-        """The next step, with pages for all of its tokens; without slices only when nothing is ready to compute."""
+        """Plan the next step and allocate pages for its tokens; no slices only if nothing is ready to compute."""
         self._loads = []
-        wanted = self._wanted()
-        self._residency.put_last(reversed(wanted))
-        self._make_way()
+        needed = self._needed_adapters()
+        self._residency.evict_last(reversed(needed))
+        self._preempt_for_overdue()
         before = self.num_preemptions
         slices: list[Slice] = []
         budget = self._max_batch_tokens
@@ -139,11 +140,11 @@ class Scheduler:
                 budget -= count
         if self.num_preemptions == before:
             self._admit_waiting(slices, budget)
-            self._look_ahead(wanted)
+            self._prefetch_adapters(needed)
         return Plan(slices, self._loads)
 
     def computed(self, part: Slice) -> None:
-        """A slice's keys and values are in its pages; blocks that are full now can be shared."""
+        """Record that a slice's keys and values are in its pages, and share the blocks that are now full."""
         sequence = part.sequence
         sequence.num_computed += part.num_tokens
         if self._prefix_cache:
@@ -151,34 +152,35 @@ class Scheduler:
                 self._share_next(sequence)
 
     def _share_next(self, sequence: Sequence) -> None:
-        """Hand the first of a sequence's own blocks to the prefix cache, or take the equal one that is there."""
+        """Move a sequence's first unshared block to the prefix cache, or use the cache's copy if it has one."""
         index = sequence.num_shared
         page = sequence.pages[index]
         block = BlockPage(sequence.key(index, self._tokens_per_page))
         if block in self._residency:
-            self._pool.give_back(page, sequence.owner)
+            self._pool.release_page(page, sequence.owner)
             (sequence.pages[index],) = self._pool.pages_of(block)
-            self._residency.hold(block)
+            self._residency.acquire(block)
         else:
-            self._pool.hand_over(page, sequence.owner, block)
+            self._pool.transfer(page, sequence.owner, block)
             self._residency.admit(block)
         sequence.num_shared += 1
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Take pages up to `num_tokens`, preempting from the youngest on; False when it had to give way itself.
+        """Allocate pages for `num_tokens`, preempting the youngest sequences first; False if it cannot run this step.
 
-        Pages of adapters that are on their way come free by themselves: it waits for these rather than give way.
+        While adapters are loading, the youngest sequence waits instead of preempting itself: their pages can be evicted
+        once they are loaded.
         """
         missing = max(self.pages_for(num_tokens) - len(sequence.pages), 0)
         while missing > self._residency.num_available:
             victim = self._running[-1]
-            if victim is sequence and self._arriving:
+            if victim is sequence and self._loading:
                 return False
             self._preempt(victim)
             if victim is sequence:
                 return False
         if missing:
-            sequence.pages += self._residency.take(sequence.owner, missing)
+            sequence.pages += self._residency.allocate(sequence.owner, missing)
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -189,28 +191,28 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _release(self, sequence: Sequence) -> None:
-        """Let go of all that a running sequence uses; a prefix's end goes to the line before its beginning."""
+        """Release everything a running sequence uses, so that the end of a prefix is evicted before its start."""
         self._pool.release(sequence.owner)
         for index in reversed(range(sequence.num_shared)):
-            self._residency.let_go(BlockPage(sequence.key(index, self._tokens_per_page)))
+            self._residency.release(BlockPage(sequence.key(index, self._tokens_per_page)))
         if (adapter := sequence.adapter_owner) is not None:
-            self._residency.let_go(adapter)
+            self._residency.release(adapter)
         sequence.pages, sequence.num_shared = [], 0
 
-    def _wanted(self) -> dict[AdapterPages, Sequence]:
-        """Adapters of waiting sequences, each with the first that wants it, in the order of these."""
-        wanted: dict[AdapterPages, Sequence] = {}
+    def _needed_adapters(self) -> dict[AdapterPages, Sequence]:
+        """Adapters of waiting sequences in queue order, each with the first sequence that needs it."""
+        needed: dict[AdapterPages, Sequence] = {}
         for sequence in islice(self._waiting, LOOK_AHEAD):
             if (owner := sequence.adapter_owner) is not None:
-                wanted.setdefault(owner, sequence)
-        return wanted
+                needed.setdefault(owner, sequence)
+        return needed
 
-    def _make_way(self) -> None:
-        """For the first sequence whose patience is over: preempt the youngest until it fits, or none is left to ask."""
-        overdue = next((s for s in islice(self._waiting, LOOK_AHEAD) if s.waited_steps > PATIENCE_STEPS), None)
+    def _preempt_for_overdue(self) -> None:
+        """Preempt the youngest sequences until the first overdue one fits or no sequence is left to preempt."""
+        overdue = next((s for s in islice(self._waiting, LOOK_AHEAD) if s.waited_steps > MAX_WAITED_STEPS), None)
         if overdue is None or len(self._running) >= self._max_batch_size:
             return
-        while self._try_admit(overdue) is not _Verdict.ADMITTED:
+        while self._try_admit(overdue) is not _Admission.ADMITTED:
             victim = next((s for s in reversed(self._running) if not s.has_yielded), None)
             if victim is None:
                 return
@@ -218,81 +220,81 @@ class Scheduler:
             self._preempt(victim)
 
     def _admit_waiting(self, slices: list[Slice], budget: int) -> None:
-        """Let waiting sequences run, oldest first, as far as tokens, sequences and pages go.
+        """Admit waiting sequences, oldest first, within the limits on tokens, sequences and pages.
 
-        As many as fit into a batch wait among the running ones for adapters on their way.
+        Up to one batch of admitted sequences may be waiting for adapters that are loading.
         """
         num_ready = sum(self._is_ready(sequence) for sequence in self._running)
         for sequence in list(islice(self._waiting, LOOK_AHEAD)):
-            is_there = self._is_there(sequence)
-            if is_there and (budget <= 0 or num_ready >= self._max_batch_size):
+            has_adapter = self._has_adapter(sequence)
+            if has_adapter and (budget <= 0 or num_ready >= self._max_batch_size):
                 return
-            if not is_there and len(self._running) - num_ready >= self._max_batch_size:
+            if not has_adapter and len(self._running) - num_ready >= self._max_batch_size:
                 continue
             match self._try_admit(sequence):
-                case _Verdict.ADMITTED if self._is_ready(sequence):
+                case _Admission.ADMITTED if self._is_ready(sequence):
                     num_ready += 1
                     count = min(sequence.num_tokens - sequence.num_computed, budget)
                     slices.append(Slice(sequence, count))
                     budget -= count
-                case _Verdict.ADMITTED:
+                case _Admission.ADMITTED:
                     pass
-                case _Verdict.NO_ROOM_FOR_ADAPTER if sequence.waited_steps <= PATIENCE_STEPS:
+                case _Admission.NO_ROOM_FOR_ADAPTER if sequence.waited_steps <= MAX_WAITED_STEPS:
                     sequence.waited_steps += 1
                 case _:
                     return
 
-    def _is_there(self, sequence: Sequence) -> bool:
+    def _has_adapter(self, sequence: Sequence) -> bool:
         owner = sequence.adapter_owner
-        return owner is None or (owner in self._residency and owner.name not in self._arriving)
+        return owner is None or (owner in self._residency and owner.name not in self._loading)
 
-    def _look_ahead(self, wanted: dict[AdapterPages, Sequence]) -> None:
-        """Send for adapters of sequences that cannot run yet, as far as that takes nothing from those that run.
+    def _prefetch_adapters(self, needed: dict[AdapterPages, Sequence]) -> None:
+        """Start loading adapters of waiting sequences, without taking pages that running sequences may need.
 
-        An idle adapter that is wanted gives way only to one that is wanted sooner and for the next batch, and nobody
-        passes a sequence whose patience is over.
+        A needed idle adapter is evicted only for one that is needed sooner and for the next batch, and no sequence
+        overtakes an overdue one.
         """
         num_sooner = 0
-        num_wanted = sum(self._residency.num_idle_pages_of(owner) for owner in wanted)
-        for rank, (owner, sequence) in enumerate(wanted.items()):
-            if len(self._arriving) >= self._max_batch_size or sequence.waited_steps > PATIENCE_STEPS:
+        num_needed = sum(self._residency.num_idle_pages_of(owner) for owner in needed)
+        for rank, (owner, sequence) in enumerate(needed.items()):
+            if len(self._loading) >= self._max_batch_size or sequence.waited_steps > MAX_WAITED_STEPS:
                 return
-            num_kept = num_sooner if rank < self._max_batch_size else num_wanted
+            num_kept = num_sooner if rank < self._max_batch_size else num_needed
             num_pages = sequence.adapter_num_pages + self.pages_for(sequence.num_tokens) + len(self._running)
             if owner not in self._residency and num_pages + num_kept <= self._residency.num_available:
-                self._send_for(owner, sequence.adapter_num_pages)
+                self._start_load(owner, sequence.adapter_num_pages)
             num_sooner += self._residency.num_idle_pages_of(owner)
 
-    def _send_for(self, adapter: AdapterPages, num_pages: int) -> None:
-        """Take an adapter's pages; until it has arrived its transfer is their user."""
-        self._residency.take(adapter, num_pages)
+    def _start_load(self, adapter: AdapterPages, num_pages: int) -> None:
+        """Allocate an adapter's pages and request its load, which counts as a user until it finishes."""
+        self._residency.allocate(adapter, num_pages)
         self._residency.admit(adapter)
-        self._arriving.add(adapter.name)
+        self._loading.add(adapter.name)
         self._loads.append(adapter.name)
 
-    def _try_admit(self, sequence: Sequence) -> _Verdict:
-        """Take pages for all present tokens and the adapter, if one spare page is left for each that runs."""
+    def _try_admit(self, sequence: Sequence) -> _Admission:
+        """Allocate pages for a sequence's tokens and adapter, if that leaves one page for each running sequence."""
         blocks = self._cached_blocks(sequence)
         adapter = sequence.adapter_owner
         is_cold = adapter is not None and adapter not in self._residency
-        held: list[Resident] = [*blocks] if adapter is None or is_cold else [*blocks, adapter]
-        for owner in held:
-            self._residency.hold(owner)
-        wanted = self.pages_for(sequence.num_tokens) - len(blocks)
-        room = self._residency.num_available - len(self._running) - wanted
+        acquired: list[Resident] = [*blocks] if adapter is None or is_cold else [*blocks, adapter]
+        for owner in acquired:
+            self._residency.acquire(owner)
+        num_own_pages = self.pages_for(sequence.num_tokens) - len(blocks)
+        room = self._residency.num_available - len(self._running) - num_own_pages
         if room < (sequence.adapter_num_pages if is_cold else 0):
-            for owner in reversed(held):
-                self._residency.let_go(owner)
-            return _Verdict.NO_ROOM if room < 0 else _Verdict.NO_ROOM_FOR_ADAPTER
+            for owner in reversed(acquired):
+                self._residency.release(owner)
+            return _Admission.NO_ROOM if room < 0 else _Admission.NO_ROOM_FOR_ADAPTER
         if adapter is not None and is_cold:
-            self._send_for(adapter, sequence.adapter_num_pages)
-            self._residency.hold(adapter)
-        self._start(sequence, blocks, wanted)
-        return _Verdict.ADMITTED
+            self._start_load(adapter, sequence.adapter_num_pages)
+            self._residency.acquire(adapter)
+        self._start(sequence, blocks, num_own_pages)
+        return _Admission.ADMITTED
 
     def _start(self, sequence: Sequence, blocks: list[BlockPage], num_own_pages: int) -> None:
         sequence.pages = [page for block in blocks for page in self._pool.pages_of(block)]
-        sequence.pages += self._residency.take(sequence.owner, num_own_pages)
+        sequence.pages += self._residency.allocate(sequence.owner, num_own_pages)
         sequence.num_shared = len(blocks)
         sequence.num_computed = len(blocks) * self._tokens_per_page
         sequence.waited_steps = 0
@@ -302,7 +304,7 @@ class Scheduler:
         self._running.append(sequence)
 
     def _cached_blocks(self, sequence: Sequence) -> list[BlockPage]:
-        """The sequence's leading blocks that are in the pool; its last token is always computed."""
+        """The sequence's leading blocks that are in the pool; the last token is always computed."""
         blocks: list[BlockPage] = []
         if self._prefix_cache:
             for index in range((sequence.num_tokens - 1) // self._tokens_per_page):

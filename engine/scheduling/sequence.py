@@ -14,9 +14,10 @@ NO_SCOPE = BlockKey(b"")
 class Sequence:
     """Prompt and generated tokens. `num_computed` of them have keys and values in `pages`.
 
-    The first `num_shared` pages are blocks of the prefix cache, the others its own. `scope` is what its blocks' keys
-    start from. `num_cached` is how many tokens of the prompt the prefix cache had when it first ran. `waited_steps`
-    counts how long it has waited for room for its adapter; `has_yielded` that it gave way to another's adapter.
+    The first `num_shared` pages are shared blocks of the prefix cache; the sequence owns the others. `scope` is the key
+    that precedes its first block. `num_cached` is the number of prompt tokens found in the prefix cache when it first
+    ran. `waited_steps` counts the steps it has waited for room for its adapter. `has_yielded` is true once it was
+    preempted to make room for another sequence's adapter.
     """
 
     request_id: RequestId
@@ -42,12 +43,12 @@ class Sequence:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that it may grow to."""
+        """The most prompt and generated tokens it can have."""
         return len(self.prompt_ids) + self.sampling.max_tokens
 
     @property
     def owner(self) -> SequencePages:
-        """Owner of its own pages."""
+        """Owner of its unshared pages."""
         return SequencePages(self.request_id)
 
     @property
@@ -65,7 +66,7 @@ class Sequence:
         return [*self.prompt_ids[start:], *self.output_ids[: end - length]]
 
     def key(self, block: int, tokens_per_page: int) -> BlockKey:
-        """Key of a block all of whose tokens are known."""
+        """Prefix cache key of a block; all of the block's tokens must be known."""
         while len(self._keys) <= block:
             start = len(self._keys) * tokens_per_page
             previous = self._keys[-1] if self._keys else self.scope

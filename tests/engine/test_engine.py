@@ -266,7 +266,7 @@ def test_bad_settings_are_named(options: dict[str, object], sentence: str) -> No
 
 def test_too_little_memory_is_said_with_numbers(model_dir: Path) -> None:
     with pytest.raises(
-        ConfigurationError, match=f"pool_bytes is 100, but one page of this model takes {PAGE_BYTES}; raise it"
+        ConfigurationError, match=f"pool_bytes is 100, but one page of this model takes {PAGE_BYTES} bytes; raise pool"
     ):
         engine_for(model_dir, pool_bytes=100)
 

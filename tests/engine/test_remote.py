@@ -271,4 +271,4 @@ def test_a_device_that_is_not_there_is_named(model_dir: Path) -> None:
         Engine(EngineConfig(model_dir, device="cuda"))
     with pytest.raises(ConfigurationError, match="it must be cpu, cuda or cuda:N"):
         EngineConfig(model_dir, device="tpu")
-    assert open_device("cpu").where.type == "cpu"
+    assert open_device("cpu").torch_device.type == "cpu"

@@ -56,7 +56,7 @@ class EngineAdapters:
         elif isinstance(message, Load):
             self._later[digest] = []
             self._asked.put(message)
-        elif digest in self._engine.arriving:
+        elif digest in self._engine.loading_adapters:
             self._later[digest] = []
             self._to_unload.add(digest)
         else:
@@ -73,7 +73,7 @@ class EngineAdapters:
 
     def unload_arrived(self) -> None:
         """Make up for unloads that had to wait."""
-        for digest in self._to_unload - self._engine.arriving:
+        for digest in self._to_unload - self._engine.loading_adapters:
             self._to_unload.remove(digest)
             self._unload(digest)
             self._handle_later(digest)

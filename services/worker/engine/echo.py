@@ -14,7 +14,7 @@ class EchoEngine:
     config: EngineConfig
     adapters: dict[str, AdapterInfo] = field(default_factory=dict)
     waiting: deque[Request] = field(default_factory=deque)
-    arriving: frozenset[str] = frozenset()
+    loading_adapters: frozenset[str] = frozenset()
 
     @property
     def has_work(self) -> bool:

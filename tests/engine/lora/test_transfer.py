@@ -17,7 +17,7 @@ from engine import AdapterError, Engine, EngineConfig, Output, Request, Sampling
 from engine.device import CpuDevice
 from engine.files.model_config import read_model_config
 from engine.lora.reading import Task
-from engine.lora.transfer import Arrival, Cargo, StagedLoader, neighbours
+from engine.lora.transfer import AdapterLoad, LoadResult, StagedLoader, consecutive_runs
 from engine.memory.host import HostTier
 from engine.memory.pool import PagePool
 from engine.memory.residency import Residency
@@ -145,18 +145,18 @@ class World:
         for arrival in self.loader.advance():
             assert arrival.error is None
             self.check_bytes(arrival)
-            self.scheduler.arrived(arrival.name)
+            self.scheduler.load_finished(arrival.name)
         plan = self.scheduler.plan()
         for name in plan.loads:
-            pages = tuple(self.pool.pages_of(next(o for o in self.pool._held if getattr(o, "name", None) == name)))
-            self.loader.start(Cargo(name, pages, partial(fill, int(name))))
+            pages = tuple(self.pool.pages_of(next(o for o in self.pool._pages if getattr(o, "name", None) == name)))
+            self.loader.start(AdapterLoad(name, pages, partial(fill, int(name))))
         if not plan.slices:
-            assert self.scheduler.arriving or not len(self.scheduler)
+            assert self.scheduler.loading or not len(self.scheduler)
             self.loader.wait(0.02)
             self.clock.now += 0.001
             return
         self.loader.use({p.sequence.adapter for p in plan.slices if p.sequence.adapter is not None})
-        assert all(p.sequence.adapter not in self.scheduler.arriving for p in plan.slices)
+        assert all(p.sequence.adapter not in self.scheduler.loading for p in plan.slices)
         self.steps.append({p.sequence.request_id for p in plan.slices})
         self.clock.now += STEP_S
         for part in plan.slices:
@@ -168,13 +168,13 @@ class World:
                     self.scheduler.remove(sequence)
                     self.finished[sequence.request_id] = self.clock.now
 
-    def check_bytes(self, arrival: Arrival) -> None:
-        owner = next(o for o in self.pool._held if getattr(o, "name", None) == arrival.name)
+    def check_bytes(self, arrival: LoadResult) -> None:
+        owner = next(o for o in self.pool._pages if getattr(o, "name", None) == arrival.name)
         assert (self.storage.tiles[:, list(self.pool.pages_of(owner))] == int(arrival.name)).all()
 
     def run(self, most_steps: int = 3000) -> None:
         for _ in range(most_steps):
-            if not len(self.scheduler) and not self.scheduler.arriving:
+            if not len(self.scheduler) and not self.scheduler.loading:
                 break
             self.step()
             self.pool.check_integrity()
@@ -211,7 +211,7 @@ def test_the_queue_is_looked_ahead_while_the_batch_is_full(model_dir: Path) -> N
 @given(st.lists(st.integers(0, 12), unique=True))
 def test_runs_of_pages_are_whole_in_order_and_as_long_as_can_be(ids: list[int]) -> None:
     pages = [PageId(each) for each in ids]
-    runs = list(neighbours(pages))
+    runs = list(consecutive_runs(pages))
     assert [page for first, last in runs for page in range(pages[first], pages[first] + last - first)] == pages
     assert all(pages[last] != pages[last - 1] + 1 for (_, last), _ in itertools.pairwise(runs))
 
@@ -409,7 +409,7 @@ def test_an_adapter_on_its_way_can_be_cancelled_unloaded_and_loaded_anew(model_d
         engine._plan()
         assert engine.cancel(cold)
         engine.unload_adapter("a")
-        assert not engine._scheduler.arriving
+        assert not engine._scheduler.loading
         engine.load_adapter("a", path)
         assert engine.generate([request("a", [9, 8, 7], 4)])[0].token_ids == expected
     engine._pool.check_integrity()

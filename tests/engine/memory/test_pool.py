@@ -19,12 +19,12 @@ from tests.builders import lora_adapter, tiny_llama
 def test_a_page_lost_or_doubled_is_found() -> None:
     pool = PagePool(4)
     owner = SequencePages(RequestId("a"))
-    pages = list(pool.take(owner, 3))
+    pages = list(pool.allocate(owner, 3))
     pool.check_integrity()
-    pool._held[owner] = pages[1:]
+    pool._pages[owner] = pages[1:]
     with pytest.raises(AssertionError, match="3 pages accounted for, 4 exist"):
         pool.check_integrity()
-    pool._held[owner] = [*pages, pages[0]]
+    pool._pages[owner] = [*pages, pages[0]]
     with pytest.raises(AssertionError):
         pool.check_integrity()
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine import AdapterError, Engine, EngineConfig, Output, PromptTooLongError, Request, SamplingParams
 from engine.memory.pool import AdapterPages, BlockPage, PagePool, SequencePages
 from engine.memory.residency import Residency, Resident
-from engine.scheduling.scheduler import PATIENCE_STEPS
+from engine.scheduling.scheduler import MAX_WAITED_STEPS
 from engine.types import AdapterName, BlockKey, RequestId
 from tests.builders import lora_adapter, tiny_llama
 
@@ -116,8 +116,8 @@ def test_an_adapter_that_cannot_be_read_again_fails_its_requests_alone(
 
 def test_what_could_never_fit_is_refused_with_numbers(model_dir: Path, adapters: list[Path], tmp_path: Path) -> None:
     engine = engine_with(model_dir, adapters[:1], pages=20)
-    beside = f"need {4 * PAGE_BYTES} bytes of KV beside {ADAPTER_PAGES * PAGE_BYTES} for the adapter; the pool has"
-    with pytest.raises(PromptTooLongError, match=rf"20 prompt tokens and max_tokens 12 {beside} {20 * PAGE_BYTES}"):
+    need = f"need {4 * PAGE_BYTES} bytes of KV and {ADAPTER_PAGES * PAGE_BYTES} for the adapter; the pool has"
+    with pytest.raises(PromptTooLongError, match=rf"20 prompt tokens and max_tokens 12 {need} {20 * PAGE_BYTES}"):
         engine.add(request("0", [5] * 20))
     wide = lora_adapter(tmp_path / "wide", model_dir, rank=64)
     with pytest.raises(
@@ -151,7 +151,7 @@ def test_a_sequence_gives_way_at_most_once(model_dir: Path, adapters: list[Path]
     while engine.has_work:
         ids -= {output.request_id for output in engine.step()}
         steps += 1
-        assert steps < 8 * (PATIENCE_STEPS + 60)
+        assert steps < 8 * (MAX_WAITED_STEPS + 60)
     assert not ids
 
 
@@ -174,14 +174,14 @@ def test_the_least_recently_used_goes_first(num_pages: int, calls: list[tuple[Re
         if call == "take":
             owner, size = SequencePages(RequestId("s")), 1  # type: ignore[assignment]
         if call == "put last":
-            residency.put_last([owner])
+            residency.evict_last([owner])
             line = [*(other for other in line if other != owner), *([owner] if owner in line else [])]
         elif owner in users and call == "hold":
-            residency.hold(owner)
+            residency.acquire(owner)
             users[owner] += 1
             line = [other for other in line if other != owner]
         elif owner in users and call == "let go" and users[owner]:
-            residency.let_go(owner)
+            residency.release(owner)
             users[owner] -= 1
             line += [owner] if not users[owner] else []
         elif owner not in users and call in ("hold", "take"):
@@ -195,11 +195,11 @@ def test_the_least_recently_used_goes_first(num_pages: int, calls: list[tuple[Re
                 del users[gone]
                 assert gone in residency
                 pool_before = pool.num_free
-                residency.take(SequencePages(RequestId("probe")), min(size, pool.num_free + size_gone))
+                residency.allocate(SequencePages(RequestId("probe")), min(size, pool.num_free + size_gone))
                 assert gone not in residency
                 pool.release(SequencePages(RequestId("probe")))
                 assert pool.num_free == pool_before + size_gone
-            residency.take(owner, size)
+            residency.allocate(owner, size)
             if call == "hold":
                 residency.admit(owner)
                 users[owner] = 1

@@ -1,4 +1,4 @@
-"""Text grows by whole characters, and stop strings end it wherever tokens cut them."""
+"""Tokenizer, chat template and incremental detokenization."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_never_ends_inside_a_character(tokenizer: Tokenizer) -> None:
 
 
 @given(st.text(min_size=1), st.text(max_size=12))
-def test_any_text_comes_back(tokenizer: Tokenizer, text: str, prompt: str) -> None:
+def test_any_text_round_trips(tokenizer: Tokenizer, text: str, prompt: str) -> None:
     ids = tokenizer.encode(text)
     whole = text.removesuffix("\ufffd")
     assert stream(tokenizer, ids, prompt=prompt).text.startswith(whole.rstrip("\ufffd"))
@@ -51,11 +51,11 @@ def test_stops_before_the_first_stop_string(tokenizer: Tokenizer, text: str, sta
     assert stream(tokenizer, tokenizer.encode(text), ("zz", stop)).text == text[: text.index(stop)]
 
 
-def test_the_earliest_of_several_stop_strings_counts(tokenizer: Tokenizer) -> None:
+def test_stops_before_the_earliest_of_several_stop_strings(tokenizer: Tokenizer) -> None:
     assert stream(tokenizer, tokenizer.encode("one two three"), ("three", "two", "wo t")).text == "one "
 
 
-def test_bytes_that_make_no_character_do_not_hold_the_text_back(tokenizer: Tokenizer) -> None:
+def test_invalid_bytes_do_not_block_the_text_after_them(tokenizer: Tokenizer) -> None:
     broken = tokenizer.encode("漢")[0]
     ids = [*tokenizer.encode("a"), *[broken] * 40, *tokenizer.encode("bc")]
     text = stream(tokenizer, ids).text
@@ -63,7 +63,7 @@ def test_bytes_that_make_no_character_do_not_hold_the_text_back(tokenizer: Token
     assert text.endswith("bc")
 
 
-def test_special_tokens_are_left_out(tokenizer: Tokenizer) -> None:
+def test_special_tokens_are_omitted(tokenizer: Tokenizer) -> None:
     assert stream(tokenizer, tokenizer.encode("a<|im_end|>b<|endoftext|>c")).text == "abc"
 
 
@@ -81,7 +81,7 @@ def with_template(path: Path, template: object) -> Tokenizer:
     return Tokenizer(path)
 
 
-def test_templates_may_be_named_or_in_a_file(tmp_path: Path) -> None:
+def test_templates_can_be_named_or_in_a_file(tmp_path: Path) -> None:
     named = with_template(
         tmp_path, [{"name": "tool", "template": "no"}, {"name": "default", "template": CHAT_TEMPLATE}]
     )
@@ -90,7 +90,7 @@ def test_templates_may_be_named_or_in_a_file(tmp_path: Path) -> None:
     assert Tokenizer(tmp_path).render([{"role": "user", "content": "hi"}]) == "<|im_start|>hi"
 
 
-def test_what_a_template_refuses_is_said(tmp_path: Path) -> None:
+def test_the_error_quotes_the_exception_of_the_template(tmp_path: Path) -> None:
     strict = with_template(tmp_path, "{{ raise_exception('roles must alternate') }}")
     with pytest.raises(InvalidRequestError, match="roles must alternate"):
         strict.encode_chat([{"role": "user", "content": "hi"}])
@@ -102,19 +102,19 @@ def test_templates_run_in_a_sandbox(tmp_path: Path) -> None:
         hostile.encode_chat([{"role": "user", "content": "hi"}])
 
 
-def test_a_model_without_template_takes_no_messages(tmp_path: Path) -> None:
+def test_a_model_without_a_chat_template_rejects_messages(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="no chat template; send a prompt"):
         with_template(tmp_path, None).encode_chat([{"role": "user", "content": "hi"}])
 
 
-def test_broken_files_are_named(tmp_path: Path) -> None:
+def test_errors_name_the_broken_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.json does not exist"):
         Tokenizer(tmp_path)
-    with pytest.raises(ModelError, match=r"chat template of .* is broken"):
+    with pytest.raises(ModelError, match=r"chat template in .* is invalid"):
         with_template(tmp_path, "{% for %}")
     (tmp_path / "tokenizer_config.json").write_text("[" * 50_000)
-    with pytest.raises(ModelError, match=r"tokenizer_config\.json is not JSON"):
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json is not valid JSON"):
         Tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"tokenizer\.json is not a tokenizer"):
+    with pytest.raises(ModelError, match=r"tokenizer\.json is not a valid tokenizer"):
         Tokenizer(tmp_path)

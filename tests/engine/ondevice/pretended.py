@@ -229,7 +229,7 @@ class PretendedGpu:
     _locked: ClassVar[list[Tensor]] = []  # for good: a later tensor is not to have their addresses
 
     def __init__(self) -> None:
-        self.where = WHERE
+        self.torch_device = WHERE
         self.compute, self.transfers = Stream(), Stream()
 
     @classmethod

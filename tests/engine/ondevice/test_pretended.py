@@ -38,7 +38,7 @@ def test_what_makes_the_host_wait_raises_while_it_is_forbidden() -> None:
             lambda: there.nonzero(),
             lambda: there.cpu(),
             lambda: there.copy_(locked),
-            lambda: pageable.to(device.where),
+            lambda: pageable.to(device.torch_device),
             lambda: device.compute.copy(there, pageable),
         ):
             with pytest.raises(RuntimeError, match="synchronizing"):

@@ -169,13 +169,13 @@ def test_an_unload_of_an_adapter_on_its_way_stops_nobody(loop: Loop, adapter: Pa
     """It takes effect once the adapter has arrived; what came for it meanwhile follows."""
     loop.say(Load(DIGEST, adapter))
     loop.turn_until_answers(1)
-    loop.engine.arriving = frozenset({DIGEST})
+    loop.engine.loading_adapters = frozenset({DIGEST})
     loop.say(Unload(DIGEST), Load(DIGEST, other), ask("1"))
     loop.turn()
     finished = [each.request_id for message in loop.heard if isinstance(message, Done) for each in message.finished]
     assert finished == ["1"]
     assert loop.engine.adapters[DIGEST].digest == loop.engine.check_adapter(adapter).digest
-    loop.engine.arriving = frozenset()
+    loop.engine.loading_adapters = frozenset()
     loop.turn_until_answers(2)
     assert loop.engine.adapters[DIGEST].digest == loop.engine.check_adapter(other).digest
 
