@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.faults import report
 from tests.faults.experiment import EXPERIMENTS, Experiment, Verdict, attempted
 from tests.faults.experiments import load
-from tests.faults.live import caught
+from tests.faults.mutant_runs import caught
 from tests.faults.mutants import MUTANTS
 from tests.faults.stack import Stack, furnish, running_stack
 

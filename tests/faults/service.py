@@ -10,7 +10,7 @@ import psutil
 from tests.faults.clock import Clock
 from tests.faults.engine import JOURNAL
 from tests.faults.entry import FaultSettings
-from tests.faults.nursery import ROOT, Nursery
+from tests.faults.fork_server import ROOT, Nursery
 from tests.processes import Process, settings_environment, variables
 from tests.waiting import eventually
 

@@ -19,7 +19,7 @@ from services.tenants.tenants import add_tenant
 from tests.builders import lora_adapter, tiny_llama
 from tests.faults.clock import compiled
 from tests.faults.entry import FaultSettings
-from tests.faults.nursery import Nursery
+from tests.faults.fork_server import Nursery
 from tests.servers.kafka import ApacheKafka
 
 TENANTS = ("acme", "globex")

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.faults.live import SHOWN_BY
+from tests.faults.mutant_runs import SHOWN_BY
 from tests.faults.mutants import MUTANTS
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import pytest
 from services.localstack.servers import S3
 from tests.faults.experiment import EXPERIMENTS, carry_out
 from tests.faults.experiments import load
-from tests.faults.live import caught
+from tests.faults.mutant_runs import caught
 from tests.faults.stack import Stack, furnish, running_stack
 from tests.servers.kafka import ApacheKafka
 

@@ -3,7 +3,7 @@
 On busy cores the imports would be most of a run. Each child is a process of its own that begins as entry.py does; it
 ends with the nursery, and the nursery with the harness.
 
-python -m tests.faults.nursery        requests and answers are JSON, one per line
+python -m tests.faults.fork_server        requests and answers are JSON, one per line
 """
 
 import contextlib
@@ -66,7 +66,7 @@ class Nursery:
     def __init__(self, preloaded: Path | None = None) -> None:
         command = [sys.executable, "-I", "-S", wrapper.__file__, str(os.getpid()), str(int(signal.SIGKILL)), "-1"]
         self._process = subprocess.Popen(
-            [*command, sys.executable, "-m", "tests.faults.nursery"],
+            [*command, sys.executable, "-m", "tests.faults.fork_server"],
             cwd=ROOT,
             env=os.environ | ({PRELOAD: str(preloaded)} if preloaded else {}),
             stdin=subprocess.PIPE,
