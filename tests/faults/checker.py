@@ -1,4 +1,4 @@
-"""Whether a run kept the promises P1 to P6. Pure functions over a snapshot; each yields what is broken, in words."""
+"""Check that a run kept the promises P1 to P6. Pure functions over a snapshot; each yields a sentence per violation."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -28,7 +28,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Figures:
-    """A run in numbers. `lost` counts records without their end, `duplicates` rows beyond the one that is due."""
+    """A run in numbers. `lost`: records without a final outcome; `duplicates`: rows beyond the expected one."""
 
     jobs: int
     lost: int
@@ -38,14 +38,14 @@ class Figures:
 
 
 def check(snapshot: Snapshot) -> list[Violation]:
-    """Every way in which the snapshot breaks a promise; empty when all were kept."""
+    """Every violation in the snapshot; empty when all promises were kept."""
     return [Violation(promise, what) for promise, rule in RULES for what in rule(snapshot)]
 
 
 def figures(snapshot: Snapshot) -> Figures:
-    """The numbers of the report."""
+    """The numbers in the report."""
     return Figures(
-        jobs=len(_wanted(snapshot)),
+        jobs=len(_acknowledged_jobs(snapshot)),
         lost=len(list(_lost(snapshot))),
         duplicates=len(list(_duplicates(snapshot))),
         orphan_webhooks=len(list(_early_webhooks(snapshot))),
@@ -64,38 +64,38 @@ def _rows(snapshot: Snapshot) -> dict[Key, Job]:
     return {job.key: job for job in snapshot.jobs}
 
 
-def _wanted(snapshot: Snapshot) -> dict[Key, Sent]:
-    """The jobs that must have ended: at least one of their records was acknowledged."""
+def _acknowledged_jobs(snapshot: Snapshot) -> dict[Key, Sent]:
+    """The jobs that must have ended: the broker acknowledged at least one of their records."""
     return {
         sent.key: sent for sent in snapshot.sent if sent.fate == "job" and sent.place is not None and not sent.exempt
     }
 
 
 def _lost(snapshot: Snapshot) -> Iterator[str]:
-    rows, dead = _rows(snapshot), {letter.source for letter in snapshot.dead_letters}
-    for key in _wanted(snapshot):
+    rows, dead = _rows(snapshot), {dead_letter.source for dead_letter in snapshot.dead_letters}
+    for key in _acknowledged_jobs(snapshot):
         if key not in rows:
             yield f"the job {key} has no row"
         elif rows[key].state not in TERMINAL:
-            yield f"the job {key} is {rows[key].state} for ever"
+            yield f"the job {key} is stuck in state {rows[key].state}"
     for sent in snapshot.sent:
         if sent.fate == "dead letter" and sent.place is not None and not sent.exempt and sent.place not in dead:
-            yield f"the record at {_at(sent.place)} is no job and is not among the dead letters"
+            yield f"the record at {_at(sent.place)} is not a valid job and was not dead-lettered"
 
 
 def _never_both(snapshot: Snapshot) -> Iterator[str]:
     fates = {sent.place: sent.fate for sent in snapshot.sent if sent.place is not None}
     known = {sent.key for sent in snapshot.sent if sent.fate == "job"}
-    for letter in snapshot.dead_letters:
-        if fates.get(letter.source) == "job":
-            yield f"the valid record at {_at(letter.source)} was dead-lettered as {letter.code}"
+    for dead_letter in snapshot.dead_letters:
+        if fates.get(dead_letter.source) == "job":
+            yield f"the valid record at {_at(dead_letter.source)} was dead-lettered as {dead_letter.code}"
     for job in snapshot.jobs:
         if job.key not in known:
-            yield f"the row of {job.key} belongs to no job that was sent"
+            yield f"the row of {job.key} belongs to a job that was never sent"
 
 
 def _offsets_follow(snapshot: Snapshot) -> Iterator[str]:
-    for committed, unsettled in snapshot.sightings:
+    for committed, unsettled in snapshot.early_commits:
         yield f"offset {_at(committed)} was committed while the record at {_at(unsettled)} had not ended"
     for place in snapshot.uncommitted:
         yield f"the record at {_at(place)} would be delivered again: its offset was never committed"
@@ -121,7 +121,7 @@ def _results_of_succeeded(snapshot: Snapshot) -> Iterator[str]:
 
 
 def _never_changed(snapshot: Snapshot) -> Iterator[str]:
-    """Job and result were written last by one transaction, and say what event and webhook said."""
+    """The same transaction wrote job and result last, and both match the event and the webhook."""
     rows = _rows(snapshot)
     outputs = {result.key: result.output for result in snapshot.results}
     for result in snapshot.results:
@@ -131,9 +131,9 @@ def _never_changed(snapshot: Snapshot) -> Iterator[str]:
     for message in (*snapshot.events, *snapshot.webhooks):
         job = rows.get(message.key)
         if job is not None and job.state != message.state:
-            yield f"the job {message.key} is {job.state}, but was announced as {message.state}"
+            yield f"the job {message.key} is {job.state}, but its event or webhook reported {message.state}"
         elif message.state == "succeeded" and message.key in outputs and outputs[message.key] != message.output:
-            yield f"the result of {message.key} is not the one that was announced"
+            yield f"the result of {message.key} differs from the one in its event or webhook"
 
 
 def _usage_once(snapshot: Snapshot) -> Iterator[str]:
@@ -142,7 +142,7 @@ def _usage_once(snapshot: Snapshot) -> Iterator[str]:
     for key in sorted(counted.keys() | due.keys()):
         found = _tokens(counted[key]) if key in counted else (0, 0, 0, 0)
         if found != due.get(key, (0, 0, 0, 0)):
-            yield f"usage of {key} (jobs, prompt, cached, completion) is {found}, the results say {due.get(key)}"
+            yield f"usage of {key} (jobs, prompt, cached, completion) is {found}, the results sum up to {due.get(key)}"
 
 
 def _due_usage(snapshot: Snapshot) -> dict[tuple[str, str, int], tuple[int, int, int, int]]:
@@ -166,18 +166,18 @@ def _tokens(usage: Usage) -> tuple[int, int, int, int]:
 
 
 def _one_chain(snapshot: Snapshot) -> Iterator[str]:
-    """Each terminal job has its event and, if it asked, its webhook; all attempts of one carry one id."""
+    """Each terminal job has its event and, if requested, its webhook."""
     effects = {(effect.key, effect.kind): effect for effect in snapshot.outbox}
     wants_webhook = {sent.key for sent in snapshot.sent if sent.webhook and sent.fate == "job"}
-    announced = {event.key for event in snapshot.events}
-    told = {webhook.key for webhook in snapshot.webhooks if webhook.signed and 200 <= webhook.status < 300}
+    published = {event.key for event in snapshot.events}
+    accepted = {webhook.key for webhook in snapshot.webhooks if webhook.signed and 200 <= webhook.status < 300}
     for key, job in _rows(snapshot).items():
         if job.state not in TERMINAL:
             continue
-        if (key, "event") not in effects or key not in announced:
-            yield f"nobody heard of the end of {key} on the events topic"
-        if key in wants_webhook and ((key, "webhook") not in effects or key not in told):
-            yield f"the webhook of {key} was never taken by its receiver"
+        if (key, "event") not in effects or key not in published:
+            yield f"no event on the events topic reports the end of {key}"
+        if key in wants_webhook and ((key, "webhook") not in effects or key not in accepted):
+            yield f"the receiver never accepted the webhook of {key}"
     for effect in snapshot.outbox:
         if effect.state == "pending":
             yield f"the {effect.kind} of {effect.key} is still pending"
@@ -187,12 +187,12 @@ def _one_id(snapshot: Snapshot) -> Iterator[str]:
     ids = {(effect.key, effect.kind): effect.event_id for effect in snapshot.outbox}
     for webhook in snapshot.webhooks:
         if webhook.webhook_id != ids.get((webhook.key, "webhook")):
-            yield f"a webhook of {webhook.key} came under the id {webhook.webhook_id}, which is not its event's"
+            yield f"a webhook of {webhook.key} carried the id {webhook.webhook_id}, not the id of its outbox row"
         if not webhook.signed:
-            yield f"a webhook of {webhook.key} came with a bad signature"
+            yield f"a webhook of {webhook.key} carried a bad signature"
     for event in snapshot.events:
         if event.event_id != ids.get((event.key, "event")):
-            yield f"an event of {event.key} came under the id {event.event_id}, which is not its own"
+            yield f"an event of {event.key} carried the id {event.event_id}, not the id of its outbox row"
 
 
 def _attempts_rise(snapshot: Snapshot) -> Iterator[str]:
@@ -202,12 +202,12 @@ def _attempts_rise(snapshot: Snapshot) -> Iterator[str]:
             yield f"an attempt of the webhook {key} was recorded twice"
         ended = [delivery for delivery in chain if delivery.outcome != "retrying"]
         if len(ended) > 1:
-            told = [(delivery.attempt, delivery.outcome, delivery.began_at) for delivery in chain]
-            yield f"the webhook {key} ended {len(ended)} times: attempt, outcome and claim of each are {told}"
+            made = [(delivery.attempt, delivery.outcome, delivery.began_at) for delivery in chain]
+            yield f"the webhook {key} ended {len(ended)} times: attempt, outcome and claim time are {made}"
     for webhook_id, got in _by_key(snapshot.webhooks, lambda webhook: webhook.webhook_id).items():
         times = [webhook.timestamp for webhook in sorted(got, key=lambda webhook: webhook.at)]
         if times != sorted(times):
-            yield f"attempts of the webhook {webhook_id} carry times that fall: {times}"
+            yield f"the timestamps of the webhook {webhook_id} decrease between attempts: {times}"
 
 
 def _early_webhooks(snapshot: Snapshot) -> Iterator[str]:
@@ -215,10 +215,10 @@ def _early_webhooks(snapshot: Snapshot) -> Iterator[str]:
     for webhook in snapshot.webhooks:
         job = rows.get(webhook.key)
         if job is None or job.state not in TERMINAL:
-            yield f"a webhook came for {webhook.key}, which has not ended"
+            yield f"a webhook arrived for {webhook.key}, which has not ended"
         elif webhook.at < job.committed_at:
             early_s = job.committed_at - webhook.at
-            yield f"the webhook of {webhook.key} came {early_s:.3f} s before its row was committed"
+            yield f"the webhook of {webhook.key} arrived {early_s:.3f} s before its row was committed"
 
 
 def _early_events(snapshot: Snapshot) -> Iterator[str]:
@@ -226,9 +226,10 @@ def _early_events(snapshot: Snapshot) -> Iterator[str]:
     for event in snapshot.events:
         job = rows.get(event.key)
         if job is None or job.state not in TERMINAL:
-            yield f"an event came for {event.key}, which has not ended"
+            yield f"an event was published for {event.key}, which has not ended"
         elif event.at + CLOCK_S < job.committed_at:
-            yield f"the event of {event.key} came {job.committed_at - event.at:.3f} s before its row was committed"
+            early_s = job.committed_at - event.at
+            yield f"the event of {event.key} was published {early_s:.3f} s before its row was committed"
 
 
 def _never_late(snapshot: Snapshot) -> Iterator[str]:
@@ -240,9 +241,9 @@ def _never_late(snapshot: Snapshot) -> Iterator[str]:
     called = {call.key for call in snapshot.calls}
     for job in snapshot.jobs:
         if job.state == "expired" and job.key not in deadlines:
-            yield f"the job {job.key} expired and never had a deadline"
+            yield f"the job {job.key} expired but had no deadline"
         if job.state == "expired" and job.attempts == 0 and job.key in called:
-            yield f"the job {job.key} expired unstarted, but an engine had it"
+            yield f"the job {job.key} expired with no attempt, but it reached an engine"
 
 
 def _at(place: Place) -> str:

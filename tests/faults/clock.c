@@ -1,5 +1,5 @@
-/* Preloaded: the wall clock of a process is off by as many seconds as the eight bytes of the file LORAQ_FAULTS_CLOCK
-   say, whenever they change; right while the variable is not set. Steady clocks go on as they are. */
+/* Preloaded: shifts the wall clock of a process by the number of seconds in the eight bytes of the file that
+   LORAQ_FAULTS_CLOCK names, and follows changes. Without the variable it does nothing. Monotonic clocks are unaffected. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

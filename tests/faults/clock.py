@@ -1,4 +1,4 @@
-"""A wall clock that steps: a small library, preloaded into a process, moves what it reads for the time of day."""
+"""A wall clock that can step: a small preloaded library shifts the time of day that a process reads."""
 
 import struct
 import subprocess
@@ -9,8 +9,8 @@ OFFSET = struct.Struct("=q")
 SOURCE = Path(__file__).with_name("clock.c")
 
 
-def compiled(directory: Path) -> Path:
-    """The library, made in the directory unless it is there."""
+def compile_library(directory: Path) -> Path:
+    """Compile the library into the directory, unless it is already there; returns its path."""
     library = directory / "clock.so"
     if not library.exists():
         compile_it = ["gcc", "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"]
@@ -19,7 +19,7 @@ def compiled(directory: Path) -> Path:
 
 
 class Clock:
-    """The clock of the processes that have preloaded `library` and are given `environment`, even if that is later."""
+    """The clock of the processes that preload `library` and have `environment` set, at or after their start."""
 
     def __init__(self, library: Path, directory: Path) -> None:
         self._library = library
@@ -31,6 +31,6 @@ class Clock:
         return {PRELOAD: str(self._library), VARIABLE: str(self._offset)}
 
     def step(self, seconds: int) -> None:
-        """From now on these processes' clocks are off by so many seconds."""
-        with self._offset.open("r+b") as shared:  # in place: the processes have mapped it
+        """Set the offset of these processes' clocks."""
+        with self._offset.open("r+b") as shared:  # in place, because the processes have mapped the file
             shared.write(OFFSET.pack(seconds))

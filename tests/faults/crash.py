@@ -1,7 +1,7 @@
-"""Named points at which a process of the product ends, stops or blocks: methods of the product, wrapped from outside.
+"""Named crash points at which a process is killed, paused or blocked: methods of the product, wrapped from outside.
 
-The product knows nothing of them. A process started by tests/faults/entry.py with LORAQ_CRASH_AT=after_db_commit ends
-there as SIGKILL would end it, when it passes for the LORAQ_CRASH_HIT-th time.
+The product has no code for them. A process started by tests/faults/entry.py with LORAQ_CRASH_AT=after_db_commit kills
+itself with SIGKILL when it reaches that point for the LORAQ_CRASH_HIT-th time.
 """
 
 import functools
@@ -22,17 +22,17 @@ from services.worker.engine.bridge import EngineBridge
 from services.worker.intake.acceptor import Acceptor
 from services.worker.store.jobs import JobStore
 
-How = Literal["kill", "block", "pause"]
+Action = Literal["kill", "block", "pause"]
 
 
 @dataclass(frozen=True)
 class Point:
-    """Before or after a call of a method returns; `answered` asks whether this call counts."""
+    """A point before or after a call of a method; `counts` decides from the result whether this call is a hit."""
 
     owner: type
     method: str
     when: Literal["before", "after"]
-    answered: Callable[[Any], bool] = lambda _: True
+    counts: Callable[[Any], bool] = lambda _: True
 
 
 POINTS: dict[str, Point] = {
@@ -50,32 +50,32 @@ POINTS: dict[str, Point] = {
 }
 
 
-def arm(name: str, hit: int, how: How) -> None:
-    """Make this process end at the point when it passes for the `hit`-th time; raises KeyError for no such point."""
+def arm(name: str, hit: int, action: Action) -> None:
+    """Perform the action when this process reaches the point for the `hit`-th time; raises KeyError if unknown."""
     point = POINTS[name]
     wrapped = getattr(point.owner, point.method)
-    passes = 0
+    hits = 0
 
-    def passing(result: Any = None) -> None:
-        nonlocal passes
-        if point.answered(result) or point.when == "before":
-            passes += 1
-            if passes == hit:
-                _happen(how)
+    def reached(result: Any = None) -> None:
+        nonlocal hits
+        if point.counts(result) or point.when == "before":
+            hits += 1
+            if hits == hit:
+                _perform(action)
 
-    setattr(point.owner, point.method, _around(wrapped, point.when, passing))
+    setattr(point.owner, point.method, _wrapped(wrapped, point.when, reached))
 
 
-def _around(method: Any, when: str, passing: Callable[..., None]) -> Any:
+def _wrapped(method: Any, when: str, reached: Callable[..., None]) -> Any:
     if inspect.iscoroutinefunction(method):
 
         @functools.wraps(method)
         async def awaited(*args: Any, **kwargs: Any) -> Any:
             if when == "before":
-                passing()
+                reached()
             result = await method(*args, **kwargs)
             if when == "after":
-                passing(result)
+                reached(result)
             return result
 
         return awaited
@@ -83,20 +83,20 @@ def _around(method: Any, when: str, passing: Callable[..., None]) -> Any:
     @functools.wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:
         if when == "before":
-            passing()
+            reached()
         result = method(*args, **kwargs)
         if when == "after":
-            passing(result)
+            reached(result)
         return result
 
     return called
 
 
-def _happen(how: How) -> None:
-    match how:
+def _perform(action: Action) -> None:
+    match action:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "block":
-            time.sleep(3600)  # the whole loop, as a defect would block it
+            time.sleep(3600)  # blocks the whole event loop, as a defect would
         case "pause":
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,7 +1,7 @@
-"""Engines for the suite: a paced echo whose prompts say what happens, and the real one. Both keep a journal.
+"""Engines for the suite: an echo stub whose prompts set latency and failure, and the real engine. Both keep a journal.
 
-The journal is a file that every engine process appends to, one line per request that reached it; it outlives them all
-and counts the calls independently of what the product writes down.
+The journal is a file to which every engine process appends one line per request. It outlives the processes and counts
+the calls independently of what the product records.
 """
 
 import os
@@ -22,24 +22,24 @@ MAX_SLEEP_S = 0.01
 
 
 def prompt_of(key: Key, latency_ms: int, fate: str = "") -> str:
-    """The prompt of a job: who it is, how long it takes, and whether it ends the engine (`die`, `crash`)."""
+    """The prompt of a job: its key, its latency, and whether it kills the engine (`die`, `crash`)."""
     return f"{key.tenant} {key.job_id} for {latency_ms} ms {fate}".strip()
 
 
 class Journal:
-    """Appends to the file that the environment names."""
+    """Appends to the file named in the environment."""
 
     def __init__(self) -> None:
         self._file = os.open(os.environ[JOURNAL], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def note(self, request: Request) -> None:
-        """One line, in one write: lines of several processes do not mix, and SIGKILL does not take them back."""
+    def record(self, request: Request) -> None:
+        """Append a line in one write, so that lines of several processes do not mix and SIGKILL cannot lose one."""
         tenant, job_id = (request.prompt or "").split(" ")[:2]
         os.write(self._file, f"{time.time():.6f} {tenant} {job_id}\n".encode())
 
 
 def calls(journal: Path) -> tuple[Call, ...]:
-    """What the journal holds."""
+    """The calls in the journal."""
     lines = journal.read_text().splitlines() if journal.exists() else []
     return tuple(
         Call(Key(tenant, UUID(job_id)), float(at)) for at, tenant, job_id in (line.split(" ") for line in lines)
@@ -47,7 +47,7 @@ def calls(journal: Path) -> tuple[Call, ...]:
 
 
 class PacedEngine(EchoEngine):
-    """Each request takes as long as its prompt says, at most `max_batch_size` of them at once."""
+    """An echo engine: each request takes as long as its prompt asks; at most `max_batch_size` run at once."""
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
@@ -60,7 +60,7 @@ class PacedEngine(EchoEngine):
 
     def add(self, request: Request) -> str:
         added = super().add(request)
-        self._journal.note(request)
+        self._journal.record(request)
         return added
 
     def cancel(self, request_id: str) -> bool:
@@ -70,7 +70,7 @@ class PacedEngine(EchoEngine):
         self._admit()
         now = time.monotonic()
         earliest = min((due for due, _ in self._running.values()), default=now)
-        time.sleep(min(max(0.0, earliest - now), MAX_SLEEP_S))  # stands for the time that a step's work takes
+        time.sleep(min(max(0.0, earliest - now), MAX_SLEEP_S))  # simulates the work of a step
         now = time.monotonic()
         finished = [request_id for request_id, (due, _) in self._running.items() if due <= now]
         return [self._echo(self._running.pop(request_id)[1]) for request_id in finished]
@@ -90,7 +90,7 @@ class PacedEngine(EchoEngine):
 
 
 def paced_engine(config: EngineConfig) -> PacedEngine:
-    """The stub."""
+    """The stub engine."""
     return PacedEngine(config)
 
 
@@ -103,7 +103,7 @@ def journaled_engine(config: EngineConfig) -> Any:
 
         def add(self, request: Request) -> str:
             added: str = super().add(request)
-            self._journal.note(request)
+            self._journal.record(request)
             return added
 
     return JournaledEngine(config)

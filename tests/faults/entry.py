@@ -1,4 +1,4 @@
-"""The product's own worker and dispatcher with the switches of the fault suite, which no other build has.
+"""Run the product's worker or dispatcher with the switches of the fault suite.
 
 python -m tests.faults.entry worker|dispatcher
 """
@@ -27,7 +27,7 @@ PACED_ENGINE = "tests.faults.engine:paced_engine"
 
 
 class FaultSettings(Settings):
-    """The settings, and beside them the switches."""
+    """The product's settings plus the switches of the suite."""
 
     crash_at: str | None = None
     crash_hit: int = 1
@@ -40,7 +40,7 @@ class FaultSettings(Settings):
 
 
 def apply(settings: FaultSettings) -> None:
-    """Throw the switches in this process."""
+    """Apply the switches to this process."""
     webhooks.CLAIM_SLACK = events.CLAIM_FOR = timedelta(seconds=settings.claim_slack_s)
     lifecycle.BLOCKED_AFTER_S = settings.blocked_after_s
     if settings.max_poll_interval_s is not None:
@@ -52,20 +52,20 @@ def apply(settings: FaultSettings) -> None:
 
 
 def _bound_poll_interval(interval_s: float) -> None:
-    """The library's own five minutes would take too long to pass."""
+    """Shorten the library's default of five minutes."""
     make: Any = kafka.AIOKafkaConsumer
     kafka.AIOKafkaConsumer = functools.partial(make, max_poll_interval_ms=round(interval_s * 1000))
 
 
-def _explain_on_signal() -> None:
-    """SIGUSR1 writes to the log what this process holds: for runs that never settle."""
+def _dump_state_on_signal() -> None:
+    """On SIGUSR1, log the jobs in flight; for debugging runs that never settle."""
 
-    def explain(*_: object) -> None:
+    def dump(*_: object) -> None:
         for worker in [each for each in gc.get_objects() if isinstance(each, Worker)]:
-            print("HELD", Counter(_described(worker, job) for job in worker.held), flush=True)
+            print("IN FLIGHT", Counter(_described(worker, job) for job in worker.held), flush=True)
             print("RUNNER", vars(worker.runner), flush=True)
 
-    signal.signal(signal.SIGUSR1, explain)
+    signal.signal(signal.SIGUSR1, dump)
 
 
 def _described(worker: Worker, job: Job) -> str:
@@ -82,10 +82,10 @@ async def _dispatcher(settings: FaultSettings, life: Lifecycle) -> None:
 
 
 def main(process: str) -> None:
-    """Run one process as `loraq` would."""
+    """Run one process as the `loraq` command would."""
     settings = FaultSettings(_env_file=None)
     apply(settings)
-    _explain_on_signal()
+    _dump_state_on_signal()
     serve = {"worker": _worker, "dispatcher": _dispatcher}[process]
     lifecycle.run(process, settings, functools.partial(serve, settings))
 

@@ -1,4 +1,4 @@
-"""Experiments by the row of the fault table that they are, and how one run of one is judged."""
+"""The registry of experiments by row of the fault table, and how one run is judged."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ Body = Callable[[Run], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Experiment:
-    """A row of the table: what goes wrong, and what must be seen. `settings` are those of every process of it."""
+    """A row of the table: the fault, and what must be observed. `settings` apply to every process of the run."""
 
     row: str
     fault: str
@@ -35,7 +35,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one run."""
+    """The result of one run."""
 
     row: str
     seed: int
@@ -60,41 +60,45 @@ def experiment(
     alone: bool = False,
     **settings: Any,
 ) -> Callable[[Body], Body]:
-    """Register a body as that row. `extra` ones run only when named; those not `checked` judge themselves.
+    """Register a body as that row. `extra` rows run only when named; rows that are not `checked` judge themselves.
 
-    One that ends a server of the stack, or measures times, runs `alone`; others may share the stack.
+    A row that kills a server of the stack or measures time runs `alone`; the others may share the stack.
     """
 
     def register(body: Body) -> Body:
-        assert row not in EXPERIMENTS, f"row {row} is there twice"
+        assert row not in EXPERIMENTS, f"row {row} is registered twice"
         EXPERIMENTS[row] = Experiment(row, fault, expected, body, settings, jobs, timeout_s, extra, checked, alone)
         return body
 
     return register
 
 
-async def attempted(stack: Stack, which: Experiment, seed: int, jobs: int | None = None) -> Verdict:
-    """`carry_out`, except that a run which cannot be carried out is one that failed: the others go on."""
-    begun = time.monotonic()
+async def run_or_fail(stack: Stack, which: Experiment, seed: int, jobs: int | None = None) -> Verdict:
+    """Like `run_experiment`, but an unexpected exception fails this run only; the other runs continue."""
+    started = time.monotonic()
     try:
-        return await carry_out(stack, which, seed, jobs)
+        return await run_experiment(stack, which, seed, jobs)
     except Exception as error:
-        problem = f"the run broke: {type(error).__name__}: {error}"
-        return Verdict(which.row, seed, Figures(0, 0, 0, 0, 0), time.monotonic() - begun, (problem,))
+        problem = f"the run raised {type(error).__name__}: {error}"
+        return Verdict(which.row, seed, Figures(0, 0, 0, 0, 0), time.monotonic() - started, (problem,))
 
 
-async def carry_out(stack: Stack, which: Experiment, seed: int, jobs: int | None = None, **switches: Any) -> Verdict:
-    """One run, from fresh tables and topics to the checker's verdict."""
-    begun = time.monotonic()
+async def run_experiment(
+    stack: Stack, which: Experiment, seed: int, jobs: int | None = None, **switches: Any
+) -> Verdict:
+    """Run an experiment once, from fresh tables and topics to the checker's verdict."""
+    started = time.monotonic()
     async with open_run(stack, f"row{which.row}", seed, jobs or which.jobs, **which.settings | switches) as run:
         try:
             async with asyncio.timeout(which.timeout_s):
                 await which.body(run)
         except (AssertionError, TimeoutError, ServiceError, OSError) as error:
-            run.problems.append(str(error) or f"{type(error).__name__} after {time.monotonic() - begun:.0f} s")
+            run.problems.append(str(error) or f"{type(error).__name__} after {time.monotonic() - started:.0f} s")
         snapshot = await run.snapshot()
         if which.checked:
-            run.expect(run.watch.looks > 0, f"nobody saw an offset move while it ran: {run.watch.trouble}")
+            run.expect(
+                run.watch.polls > 0, f"the watch observed no committed offset during the run: {run.watch.last_error}"
+            )
             run.problems += [str(violation) for violation in check(snapshot)]
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - started
         return Verdict(which.row, seed, figures(snapshot), seconds, tuple(run.problems), tuple(run.notes))

@@ -1,9 +1,9 @@
-"""A process that has imported the product once and forks a fresh worker or dispatcher in milliseconds.
+"""A fork server: it imports the product once and forks workers and dispatchers in milliseconds.
 
-On busy cores the imports would be most of a run. Each child is a process of its own that begins as entry.py does; it
-ends with the nursery, and the nursery with the harness.
+On busy cores the imports would take most of a run. Each child starts like entry.py. It is killed when the fork server
+ends, and the fork server when the harness ends.
 
-python -m tests.faults.fork_server        requests and answers are JSON, one per line
+python -m tests.faults.fork_server        requests and replies are JSON, one per line
 """
 
 import contextlib
@@ -26,30 +26,30 @@ POLL_S = 0.02
 
 
 class Child:
-    """A forked process, with the methods of `subprocess.Popen` that are needed."""
+    """A forked process, with the methods of `subprocess.Popen` that the suite needs."""
 
-    def __init__(self, nursery: "Nursery", pid: int) -> None:
-        self._nursery = nursery
+    def __init__(self, server: "ForkServer", pid: int) -> None:
+        self._server = server
         self._status: int | None = None
         self.pid = pid
 
     def poll(self) -> int | None:
         """Exit status, negative for a signal; None while it runs."""
         if self._status is None:
-            self._status = self._nursery.ask(poll=self.pid)
+            self._status = self._server.ask(poll=self.pid)
         return self._status
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; raises subprocess.TimeoutExpired."""
+        """Wait until it exits; raises subprocess.TimeoutExpired."""
         give_up_at = None if timeout is None else time.monotonic() + timeout
         while (status := self.poll()) is None:
             if give_up_at is not None and time.monotonic() > give_up_at:
-                raise subprocess.TimeoutExpired("child of the nursery", timeout or 0.0)
+                raise subprocess.TimeoutExpired("child of the fork server", timeout or 0.0)
             time.sleep(POLL_S)
         return status
 
     def send_signal(self, number: int) -> None:
-        """Nothing, if it has ended."""
+        """Do nothing if it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -60,8 +60,8 @@ class Child:
         self.send_signal(signal.SIGKILL)
 
 
-class Nursery:
-    """The harness's end. Make it in the main thread; it may be asked from any. A library may be preloaded by it."""
+class ForkServer:
+    """The client side. Create it in the main thread; any thread may use it. It can preload a library into children."""
 
     def __init__(self, preloaded: Path | None = None) -> None:
         command = [sys.executable, "-I", "-S", wrapper.__file__, str(os.getpid()), str(int(signal.SIGKILL)), "-1"]
@@ -76,15 +76,15 @@ class Nursery:
         self._lock = threading.Lock()
 
     def fork(self, kind: str, env: dict[str, str], directory: Path) -> Child:
-        """A new process whose output goes to `directory`/log."""
+        """Fork a process whose output goes to `directory`/log."""
         return Child(self, self.ask(kind=kind, env=env, directory=str(directory)))
 
     def wait_ready(self) -> None:
-        """Until the product is imported; asking it anything waits as well."""
+        """Wait until the product is imported; any other request waits for that as well."""
         self.ask()
 
     def ask(self, **request: Any) -> Any:
-        """One request and its answer."""
+        """Send one request and return the reply."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with self._lock:
@@ -92,10 +92,10 @@ class Nursery:
             return json.loads(self._process.stdout.readline())
 
     def close(self) -> None:
-        """End it, and with it every child that still runs."""
+        """Stop the server, and with it every child that still runs."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # it ended by itself, and said why
+        with contextlib.suppress(BrokenPipeError):  # it has already exited and printed the reason
             self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
@@ -114,7 +114,7 @@ def _serve() -> None:
         else:
             answer = os.fork()
             if answer == 0:
-                _become(request)
+                _detach(request)
                 entry.main(request["kind"])
                 sys.exit(0)
         print(json.dumps(answer), flush=True)
@@ -129,8 +129,8 @@ def _status(pid: int, statuses: dict[int, int]) -> int | None:
     return statuses[pid]
 
 
-def _become(request: dict[str, Any]) -> None:
-    """Cut every tie with the nursery: session, pipes, directory, environment; and end when it ends."""
+def _detach(request: dict[str, Any]) -> None:
+    """Replace the session, pipes, directory and environment inherited from the fork server; die when it dies."""
     os.setsid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     os.environ.clear()
@@ -140,7 +140,7 @@ def _become(request: dict[str, Any]) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115  # the interpreter's own, over the new descriptors
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  # replaces the interpreter's stream
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
 

@@ -1,9 +1,9 @@
-"""The product with a defect, in the experiment that brings it out."""
+"""Run the product with a defect, in the experiment that exposes it."""
 
-from tests.faults.experiment import EXPERIMENTS, Verdict, carry_out
+from tests.faults.experiment import EXPERIMENTS, Verdict, run_experiment
 from tests.faults.stack import Stack
 
-SHOWN_BY = {
+EXPERIMENT_OF = {
     "offset_before_commit": "2",
     "no_fence": "6",
     "new_webhook_id_per_attempt": "5",
@@ -14,6 +14,6 @@ SHOWN_BY = {
 }
 
 
-async def caught(stack: Stack, mutant: str, jobs: int | None = None) -> Verdict:
-    """The verdict over a run of the mutant; its problems should not be empty."""
-    return await carry_out(stack, EXPERIMENTS[SHOWN_BY[mutant]], 2, jobs, mutant=mutant)
+async def run_mutant(stack: Stack, mutant: str, jobs: int | None = None) -> Verdict:
+    """The verdict on a run of the mutant; its problems should not be empty."""
+    return await run_experiment(stack, EXPERIMENTS[EXPERIMENT_OF[mutant]], 2, jobs, mutant=mutant)

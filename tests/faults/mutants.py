@@ -1,4 +1,4 @@
-"""Defects that a checker worth its name finds in a live run: the product, with one promise broken from outside."""
+"""Mutants: defects patched into the product from outside, each breaking a promise that the checker must notice."""
 
 import asyncio
 from collections.abc import Callable
@@ -29,12 +29,12 @@ select pg_notify('loraq_outbox', '')
 
 def _replaced(name: str, old: str, new: str) -> None:
     text = getattr(sql, name)
-    assert old in text, f"the statement {name} no longer says {old!r}: bring the mutant up to date"
+    assert old in text, f"the statement {name} no longer contains {old!r}: update the mutant"
     setattr(sql, name, text.replace(old, new))
 
 
 def offset_before_commit() -> None:
-    """What is committed is where the next record will come from, whatever became of those below it."""
+    """Commit the position of the next record, whether or not the records below it have ended."""
 
     def commit(self: Commits, partition: Any) -> Commit:
         standing = self._ledger.standing(partition)
@@ -44,14 +44,14 @@ def offset_before_commit() -> None:
 
 
 def no_fence() -> None:
-    """An attempt writes whatever the job's fence and state are by now."""
+    """An attempt writes without comparing the job's fence and state."""
     _replaced("COMPLETE_JOBS", "jobs.fence = ended.fence and jobs.state in ('queued', 'running')", "true")
     update = "on conflict (accepted_on, tenant, job_id) do update set total_ms = excluded.total_ms"
     _replaced("COMPLETE_JOBS", OWN_RESULTS, f"{OWN_RESULTS} {update}")
 
 
 def new_webhook_id_per_attempt() -> None:
-    """Each attempt is signed under an id of its own."""
+    """Each attempt is signed with a new id."""
     send = Sender.send
 
     async def with_new_id(self: Sender, target: str, _id: str, *rest: Any) -> Any:
@@ -61,12 +61,12 @@ def new_webhook_id_per_attempt() -> None:
 
 
 def row_without_outbox() -> None:
-    """Every seventh effect is forgotten."""
+    """Every seventh outbox row is omitted."""
     _replaced("COMPLETE_JOBS", OWN_EFFECTS, f"{OWN_EFFECTS} and get_byte(uuid_send(job_id), 15) % 7 <> 0")
 
 
 def result_changed() -> None:
-    """A result is touched again after its job ended."""
+    """A result is updated again after its job has ended."""
     complete = JobStore.complete
 
     async def and_touch(self: JobStore, completions: Any) -> Any:
@@ -79,7 +79,7 @@ def result_changed() -> None:
 
 
 def lost_job() -> None:
-    """One record of a hundred is taken for done without being looked at."""
+    """One record in a hundred is marked finished without being processed."""
     receive = Acceptor.receive
     count = 0
 
@@ -98,7 +98,7 @@ def lost_job() -> None:
 
 
 def webhook_before_row() -> None:
-    """Effects are written in a transaction of their own, ahead of what they announce."""
+    """Outbox rows are committed in a separate transaction, before the rows that they announce."""
     complete = JobStore.complete
 
     async def announce_first(self: JobStore, completions: Any) -> Any:

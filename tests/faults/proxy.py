@@ -1,4 +1,4 @@
-"""A small TCP proxy on loopback that cuts, delays and throttles connections, and can lose the reply to one message."""
+"""A small TCP proxy on loopback that cuts, delays and throttles connections, and can drop the reply to one message."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ CHUNK_BYTES = 64 * 1024
 
 
 class _Trap:
-    """Waits for the `hit`-th message that holds `pattern`."""
+    """Waits for the `hit`-th message that contains `pattern`."""
 
     def __init__(self, pattern: bytes, hit: int, then: Callable[[], None]) -> None:
         self.pattern = pattern
@@ -53,19 +53,19 @@ class Proxy:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     def cut(self) -> None:
-        """Break every connection, and every new one, until `restore`."""
+        """Break every open and every new connection until `restore`."""
         self._open = False
         for writer in self._writers:
             writer.transport.abort()
 
     def restore(self) -> None:
-        """Let connections through again."""
+        """Accept connections again."""
         self._open = True
 
     def lose_reply(self, pattern: bytes, hit: int = 1, then: Callable[[], None] = lambda: None) -> asyncio.Event:
-        """Forward the `hit`-th message to the server that holds `pattern`, and break the connection at the reply.
+        """Forward the `hit`-th message that contains `pattern` to the server, and break the connection at the reply.
 
-        `then` is called when the message has been seen, before it is forwarded; the event is set at the same time.
+        Before the message is forwarded, `then` is called and the event is set.
         """
         self._trap = _Trap(pattern, hit, then)
         return self._trap.sprung

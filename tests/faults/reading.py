@@ -1,4 +1,4 @@
-"""Reads what a run left: tables, topics, offsets."""
+"""Read the state that a run left behind: tables, topics, offsets."""
 
 import json
 from collections.abc import AsyncIterator, Collection
@@ -41,7 +41,7 @@ from loraq.usage_hourly group by 1, 2, 3
 SETTLED = """
 select tenant, job_id from loraq.jobs where state in ('succeeded', 'failed', 'cancelled', 'expired', 'parked')
 union
-select tenant, job_id from loraq.parked_jobs  -- of a job that another worker still has, too
+select tenant, job_id from loraq.parked_jobs  -- also of a job that another worker still has in flight
 """
 PENDING = "select count(*) from loraq.outbox where state = 'pending'"
 ENDED = """
@@ -53,23 +53,23 @@ select count(*) from loraq.jobs where state not in ('succeeded', 'failed', 'canc
 
 
 class Tables:
-    """The tables of a run. Raises RetryableError while the database is away."""
+    """The tables of a run. Raises RetryableError while the database is down."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
 
     async def rows(self, statement: str, *arguments: Any) -> list[dict[str, Any]]:
         """The rows of a query."""
-        async with transaction(self.pool, "look at a run") as connection:
+        async with transaction(self.pool, "read a run's tables") as connection:
             return [dict(row) for row in await connection.fetch(statement, *arguments)]
 
     async def execute(self, statement: str) -> None:
-        """A statement without rows."""
-        async with transaction(self.pool, "arrange a run") as connection:
+        """Execute a statement that returns no rows."""
+        async with transaction(self.pool, "set up a run") as connection:
             await connection.execute(statement)
 
     async def number(self, statement: str, *arguments: Any) -> int:
-        """The one number that a query returns."""
+        """The single number that a query returns."""
         [row] = await self.rows(statement, *arguments)
         return int(next(iter(row.values())) or 0)
 
@@ -89,11 +89,11 @@ class Tables:
         return tuple(Usage(**row) for row in await self.rows(USAGE))
 
     async def ended(self) -> set[Key]:
-        """Jobs that are terminal."""
+        """Keys of the terminal jobs."""
         return {job.key for job in await self.jobs() if job.state in TERMINAL}
 
     async def settled(self) -> set[Key]:
-        """Jobs whose records may be passed: terminal, or durably parked."""
+        """Keys of the jobs whose offsets may be committed: terminal or durably parked."""
         return {Key(row["tenant"], row["job_id"]) for row in await self.rows(SETTLED)}
 
 
@@ -111,7 +111,7 @@ async def committed_offsets(admin: Any, settings: Settings, places: Collection[T
 
 @asynccontextmanager
 async def reader(settings: Settings, topic: str) -> AsyncIterator[Any]:
-    """A consumer of all partitions of a topic of the pool from their beginnings, in no group."""
+    """A consumer without a group, at the beginning of all partitions of a topic of the pool."""
     consumer = AIOKafkaConsumer(**kafka.client_options(settings), auto_offset_reset="earliest")
     await consumer.start()
     try:
@@ -122,7 +122,7 @@ async def reader(settings: Settings, topic: str) -> AsyncIterator[Any]:
 
 
 async def read_to_end(consumer: Any) -> list[Any]:
-    """Every record up to the ends as they are now."""
+    """Every record up to the current end offsets."""
     ends = await consumer.end_offsets(consumer.assignment())
     records: list[Any] = []
     while any([await consumer.position(place) < end for place, end in ends.items()]):
@@ -132,14 +132,14 @@ async def read_to_end(consumer: Any) -> list[Any]:
 
 
 def dead_letter_of(record: Any) -> DeadLetter:
-    """What a record of the dead-letter topic says of its origin."""
+    """A record of the dead-letter topic, with its origin from the headers."""
     headers = {name: value.decode() for name, value in record.headers if name.startswith("loraq-") and value}
     partition = Partition(headers["loraq-source-topic"], int(headers["loraq-source-partition"]))
     return DeadLetter(Place(partition, int(headers["loraq-source-offset"])), headers["loraq-error-code"])
 
 
 def event_of(record: Any) -> Event:
-    """An event as it stands on its topic."""
+    """A record of the events topic."""
     event = json.loads(record.value)
     data = event["data"]
     return Event(

@@ -1,4 +1,4 @@
-"""The receiver of every tenant's webhooks: remembers what came, when, and what it answered."""
+"""The receiver of every tenant's webhooks: records each request, its time and the reply."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from services.webhooks.receiver import ReceivedWebhook, WebhookReceiver
 from services.webhooks.signature import TIMESTAMP_HEADER
 from tests.faults.snapshot import Key, Webhook
 
-REFUSED = 401
+BAD_SIGNATURE = 401
 
 
 class Recorder:
@@ -20,7 +20,7 @@ class Recorder:
         self.webhooks: list[Webhook] = []
         self.answer: Callable[[ReceivedWebhook], int] = lambda _: 204
         self._receivers = {
-            tenant: WebhookReceiver(secret, answer=self._taken, on_webhook=self._refused)
+            tenant: WebhookReceiver(secret, answer=self._on_verified, on_webhook=self._on_any)
             for tenant, secret in secrets.items()
         }
 
@@ -34,17 +34,17 @@ class Recorder:
         await self._exits.aclose()
 
     def url(self, tenant: str) -> str:
-        """Where the tenant's webhooks go."""
+        """URL of the tenant's webhooks."""
         return self._receivers[tenant].url
 
-    def _taken(self, webhook: ReceivedWebhook) -> int:
+    def _on_verified(self, webhook: ReceivedWebhook) -> int:
         at, status = time.time(), self.answer(webhook)
         self.webhooks.append(_recorded(webhook, at, status))
         return status
 
-    def _refused(self, webhook: ReceivedWebhook) -> None:
+    def _on_any(self, webhook: ReceivedWebhook) -> None:
         if webhook.problem is not None:
-            self.webhooks.append(_recorded(webhook, time.time(), REFUSED))
+            self.webhooks.append(_recorded(webhook, time.time(), BAD_SIGNATURE))
 
 
 def _recorded(webhook: ReceivedWebhook, at: float, status: int) -> Webhook:
@@ -62,6 +62,6 @@ def _recorded(webhook: ReceivedWebhook, at: float, status: int) -> Webhook:
 
 
 def output_of(data: dict[str, Any]) -> str | None:
-    """The text, which may be empty, or where it lies."""
+    """The output text, which may be empty, or its URL."""
     text: str | None = data.get("output_text")
     return data.get("output_url") if text is None else text

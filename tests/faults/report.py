@@ -1,4 +1,4 @@
-"""The report: a line per run, a table per experiment, and docs/reliability.md with the runs of one commit."""
+"""The report: a line per run, a table row per experiment, and docs/reliability.md with the runs of one commit."""
 
 import json
 import os
@@ -27,31 +27,32 @@ SUITE = ("tests/faults", "tests/servers")
 
 HEAD = """# Reliability
 
-What `make faults` saw: the worker and the dispatcher as processes against one Apache Kafka broker (`acks=all`), one
-PostgreSQL (fsync and synchronous commit on) and an S3-compatible store, while something goes wrong. Each run has a
-database, topics and traffic of its own: besides the jobs, about 3 % of the records are sent twice and 1 % are no jobs
-at all; what no broker acknowledged is sent again under the same job_id. Afterwards one checker reads the topics, the
-tables, what the recording receiver got and the engines' own journal, and asserts P1 to P6 of the
-[guarantees](guarantees.md). While a run goes on it also looks whether any offset is committed ahead of what it covers.
+This page holds the results of `make faults`. It runs the worker and the dispatcher as processes against one Apache
+Kafka broker (`acks=all`), one PostgreSQL (fsync and synchronous commit on) and an S3-compatible store, and injects
+one fault per row. Each run has its own database, topics and traffic: in addition to the jobs, about 3 % of the
+records are sent twice and 1 % are not valid jobs. The producer sends a record again, with the same job_id, until the
+broker acknowledges it. After each run a checker reads the topics, the tables, the webhooks that the receiver recorded
+and the engines' journal, and asserts P1 to P6 of the [guarantees](guarantees.md). During the run a watch looks for
+offsets that are committed before the records below them have ended.
 
-*lost*: records without their end (a terminal row, or a dead letter). *duplicate rows*: rows of `jobs`, `results` and
-`outbox` beyond the one that is due. *early webhooks*: webhooks whose row was not committed when they came. *calls*:
-requests that reached an engine, for each job. A row fails if any promise was broken in any run, or if what the row
-expects was not seen. The engine is a stub whose prompts say how long it takes, except where a remark says otherwise.
-A row with dashes measures something else: what it found is told below the table.
+*lost*: records without a final outcome (a terminal row or a dead letter). *duplicate rows*: rows of `jobs`, `results`
+and `outbox` beyond the expected one. *early webhooks*: webhooks that arrived before their row was committed. *calls
+per job*: requests that reached an engine, per job. A row fails if any run broke a promise, or if the row's
+expectation was not met. The engine is a stub whose prompts set its latency, unless a note says "real engine". A row
+with dashes measures something else; its result is below the table.
 """
 MUTANTS = """
-## The checker is checked
+## Testing the checker
 
-`tests/faults/test_checker.py` breaks one promise after the other in a snapshot and asserts that the checker names it.
-`make faults MUTANTS=1` runs the product itself with a defect patched in from outside; each must be caught:
+`tests/faults/test_checker.py` breaks one promise at a time in a snapshot and asserts that the checker reports it.
+`make faults MUTANTS=1` runs the product with a defect patched in from outside; the checker must catch each one:
 
 """
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run as it is remembered: what came of it, on which day, and with which suite."""
+    """A stored run: its verdict, its date, and the commit of the suite."""
 
     verdict: Verdict
     date: str
@@ -74,18 +75,18 @@ class Row:
     notes: tuple[str, ...]
 
 
-def line(which: str, verdict: Verdict) -> str:
-    """One run, as it is told when it ends."""
+def format_verdict(which: str, verdict: Verdict) -> str:
+    """The lines printed when a run ends."""
     found = verdict.figures
-    said = "ok" if not verdict.problems else f"{len(verdict.problems)} PROBLEMS"
+    outcome = "ok" if not verdict.problems else f"{len(verdict.problems)} PROBLEMS"
     text = (
-        f"{which:>8} seed {verdict.seed}: {said}; {found.jobs} jobs, {found.lost} lost, {found.duplicates} duplicate"
+        f"{which:>8} seed {verdict.seed}: {outcome}; {found.jobs} jobs, {found.lost} lost, {found.duplicates} duplicate"
         f" rows, {found.orphan_webhooks} early webhooks, {found.calls} engine calls, {verdict.seconds:.1f} s"
     )
     return "\n    ".join(["; ".join([text, *verdict.notes]), *verdict.problems[:MAX_SHOWN]])
 
 
-def summed(verdicts: Iterable[Verdict]) -> list[Row]:
+def summarize(verdicts: Iterable[Verdict]) -> list[Row]:
     """A row per experiment."""
     rows: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
@@ -116,21 +117,21 @@ def table(rows: Iterable[Row]) -> str:
     for each in rows:
         which = EXPERIMENTS[each.row]
         figures = (f"{each.jobs:,}", each.lost, each.duplicates, each.orphan_webhooks, f"{each.calls_per_job:.2f}")
-        said = "passed" if not each.problems else f"**failed** ({len(each.problems)} problems)"
-        checked = figures if which.checked else ("-",) * len(figures)  # such a row judges itself
-        cells = (each.row, which.fault, each.seeds, *checked, each.seconds, said)
+        outcome = "passed" if not each.problems else f"**failed** ({len(each.problems)} problems)"
+        checked = figures if which.checked else ("-",) * len(figures)  # otherwise the row judges itself
+        cells = (each.row, which.fault, each.seeds, *checked, each.seconds, outcome)
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(lines)
 
 
-def remember(verdict: Verdict) -> None:
-    """Keep a run at once: a session that is cut short loses only the run that it was in."""
+def store_verdict(verdict: Verdict) -> None:
+    """Store a verdict immediately, so that an interrupted session loses only its current run."""
     _append({"verdict": asdict(verdict), "date": datetime.now(UTC).date().isoformat(), "suite": commit(*SUITE)})
 
 
-def remember_mutant(name: str, said: str) -> None:
-    """Keep what was said of a mutant."""
-    _append({"mutant": name, "said": said})
+def store_mutant(name: str, outcome: str) -> None:
+    """Store the outcome of a mutant."""
+    _append({"mutant": name, "outcome": outcome})
 
 
 def _append(entry: dict[str, Any]) -> None:
@@ -139,16 +140,16 @@ def _append(entry: dict[str, Any]) -> None:
         store.write(json.dumps(entry | {"product": commit(*PRODUCT)}) + "\n")
 
 
-def recall(product: str) -> tuple[list[Run], dict[str, str]]:
-    """With the product as of that commit: the newest run of each row and seed, in their order, and the newest word on
-    each mutant."""
+def load_runs(product: str) -> tuple[list[Run], dict[str, str]]:
+    """For that commit of the product: the newest run of each row and seed, sorted, and the newest outcome of each
+    mutant."""
     runs: dict[tuple[str, int], Run] = {}
     mutants: dict[str, str] = {}
     for entry in map(json.loads, STORE.read_text().splitlines()):
         if entry["product"] != product:
             continue
         if "mutant" in entry:
-            mutants[entry["mutant"]] = entry["said"]
+            mutants[entry["mutant"]] = entry["outcome"]
         else:
             run = Run(_verdict(entry["verdict"]), entry["date"], entry["suite"])
             runs[run.verdict.row, run.verdict.seed] = run
@@ -163,43 +164,43 @@ def _verdict(entry: dict[str, Any]) -> Verdict:
 
 
 def write(versions: dict[str, str]) -> str:
-    """Make the page anew if every row has all its seeds with the product as it is; returns what was done, in words."""
+    """Write the page if every row has all its seeds for the current product; returns a message."""
     product = commit(*PRODUCT)
-    runs, mutants = recall(product)
-    missing = lacking(runs)
+    runs, mutants = load_runs(product)
+    missing = incomplete_rows(runs)
     if missing:
-        return f"{PAGE.name} stays as it was: of commit {product}, rows {', '.join(missing)} lack runs"
+        return f"{PAGE.name} is unchanged: for commit {product}, rows {', '.join(missing)} lack runs"
     PAGE.write_text(page(runs, mutants, product, versions))
     return f"wrote {PAGE.name} with the runs of commit {product}"
 
 
-def lacking(runs: Iterable[Run]) -> list[str]:
+def incomplete_rows(runs: Iterable[Run]) -> list[str]:
     """Rows of the table that have fewer than `SEEDS` runs."""
-    seen = Counter(run.verdict.row for run in runs)
-    return [row for row, which in EXPERIMENTS.items() if not which.extra and seen[row] < SEEDS]
+    counts = Counter(run.verdict.row for run in runs)
+    return [row for row, which in EXPERIMENTS.items() if not which.extra and counts[row] < SEEDS]
 
 
 def page(runs: Sequence[Run], mutants: dict[str, str], product: str, versions: dict[str, str]) -> str:
     """docs/reliability.md."""
-    rows = summed(run.verdict for run in runs)
+    rows = summarize(run.verdict for run in runs)
     parts = [HEAD, _provenance(runs, product, versions), table(rows), "\n## What each row must show\n"]
     parts += [_expectation(each) for each in rows]
     if mutants:
-        parts.append(MUTANTS + "\n".join(f"- `{name}`: {said}" for name, said in mutants.items()))
+        parts.append(MUTANTS + "\n".join(f"- `{name}`: {outcome}" for name, outcome in mutants.items()))
     return "\n".join(parts) + "\n"
 
 
 def _provenance(runs: Sequence[Run], product: str, versions: dict[str, str]) -> str:
-    made: dict[tuple[str, str], list[str]] = {}
+    sessions: dict[tuple[str, str], list[str]] = {}
     for run in runs:
-        made.setdefault((run.date, run.suite), []).append(run.verdict.row)
+        sessions.setdefault((run.date, run.suite), []).append(run.verdict.row)
     by = "; ".join(
-        f"{date}, with the suite as of commit {suite}: rows {', '.join(dict.fromkeys(rows))}"
-        for (date, suite), rows in made.items()
+        f"{date}, with the suite at commit {suite}: rows {', '.join(dict.fromkeys(rows))}"
+        for (date, suite), rows in sessions.items()
     )
     with_versions = ", ".join(f"{name} {number}" for name, number in versions.items())
-    return f"""Made by `make faults`, the extras by `make faults FAULTS=kills` and `make faults FAULTS=backlog`, the
-list of mutants by `make faults MUTANTS=1`; all with the product as of commit {product}. {by}.
+    return f"""Sources: `make faults`, for the extras `make faults FAULTS=kills` and `make faults FAULTS=backlog`, for the
+list of mutants `make faults MUTANTS=1`; all with the product at commit {product}. {by}.
 
 With {with_versions}.
 """
@@ -207,17 +208,17 @@ With {with_versions}.
 
 def _expectation(row: Row) -> str:
     which = EXPERIMENTS[row.row]
-    return f"- **{row.row}** {which.fault}: {which.expected}.{_said(row)}"
+    return f"- **{row.row}** {which.fault}: {which.expected}.{_observed(row)}"
 
 
-def _said(row: Row) -> str:
-    said = f" Seen: {'; '.join(dict.fromkeys(row.notes))}." if row.notes else ""
+def _observed(row: Row) -> str:
+    observed = f" Observed: {'; '.join(dict.fromkeys(row.notes))}." if row.notes else ""
     shown = "".join(f"\n  - {problem}" for problem in row.problems[:MAX_SHOWN])
-    return said + (f" **Not as it must be:**{shown}" if shown else "")
+    return observed + (f" **Problems:**{shown}" if shown else "")
 
 
 def versions(stack: Stack) -> dict[str, str]:
-    """What the run was made with."""
+    """Versions and settings of the environment."""
     server = stack.postgres.sql("show server_version").strip()
     commit_mode = stack.postgres.sql("show synchronous_commit").strip()
     return {
@@ -231,7 +232,7 @@ def versions(stack: Stack) -> dict[str, str]:
 
 
 def commit(*parts: str) -> str:
-    """The newest commit that changed these parts of the repository, marked if they have changes since."""
+    """The newest commit that changed these paths, marked if they have uncommitted changes."""
     changed = _git("status", "--porcelain", "--", *parts)
     return (_git("log", "-1", "--format=%h", "--", *parts) or "unknown") + (" with changes" if changed else "")
 

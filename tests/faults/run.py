@@ -1,4 +1,4 @@
-"""One run: a database and topics of its own on the stack, its traffic, its processes, and what it left behind."""
+"""One run: its own database and topics on the stack, its traffic, its processes, and a snapshot of the result."""
 
 import asyncio
 import shutil
@@ -21,7 +21,7 @@ from services.kafka import clients as kafka
 from services.postgres.pool import open_pool
 from services.worker.offsets.ledger import Partition, Place
 from tests.faults import reading
-from tests.faults.clock import Clock, compiled
+from tests.faults.clock import Clock, compile_library
 from tests.faults.engine import calls
 from tests.faults.entry import FaultSettings
 from tests.faults.proxy import Proxy
@@ -33,13 +33,13 @@ from tests.faults.traffic import Traffic, open_traffic
 from tests.faults.watch import Watch
 
 SETTLE_TIMEOUT_S = 120.0
-LOOK_S = 0.2
-PATIENT = {"database_pool_size": 8, "database_timeout_s": 60.0, "lease_s": 60.0}
-"""The harness's own connections: on busy cores it may stand still for longer than a worker of the suite should."""
+POLL_S = 0.2
+HARNESS_SETTINGS = {"database_pool_size": 8, "database_timeout_s": 60.0, "lease_s": 60.0}
+"""For the harness's own connections: on busy cores the harness may stall for longer than a worker is allowed to."""
 
 
 class Run:
-    """The hands of an experiment. `expect` collects what was not as the experiment says it must be."""
+    """The interface of an experiment body to its run. `expect` collects failed expectations."""
 
     def __init__(
         self,
@@ -68,45 +68,45 @@ class Run:
         self._names: dict[str, int] = {}
         self._services: list[Service] = []
 
-    def expect(self, holds: bool, otherwise: str) -> None:
-        """Note what is wrong, and go on: the checker has more to say."""
+    def expect(self, holds: bool, problem: str) -> None:
+        """Record the problem if the condition does not hold, and continue: the checker still has to run."""
         if not holds:
-            self.problems.append(otherwise)
+            self.problems.append(problem)
 
     def expect_no_rerun(self, before: int, ended: set[Key]) -> None:
-        """None of the jobs that had ended when there had been `before` engine calls reached an engine after that."""
+        """Expect that no job in `ended` reached an engine after the first `before` engine calls."""
         again = {call.key for call in self.calls()[before:]} & ended
-        self.expect(not again, f"{len(again)} jobs ran again that had ended")
+        self.expect(not again, f"{len(again)} jobs ran again after they had ended")
 
     def start(self, kind: str, clock: Clock | None = None, **switches: Any) -> Service:
-        """A new process of the product, not yet ready; `switches` are settings. It ends with the run."""
+        """Start a process of the product without waiting until it is ready. It ends with the run."""
         number = self._names[kind] = self._names.get(kind, 0) + 1
         name = f"{kind}-{number}"
         settings = self.settings.model_copy(update={"worker_id": name} | switches)
-        nursery = self.stack.nursery if clock is None else self.stack.clocked_nursery()
-        service = Service(nursery, name, kind, settings, self.directory, clock)
+        server = self.stack.fork_server if clock is None else self.stack.clocked_fork_server()
+        service = Service(server, name, kind, settings, self.directory, clock)
         self._services.append(service)
         return service
 
     async def clock(self) -> Clock:
-        """A clock for processes of this run. The first one of a stack waits for the nursery that can give it."""
-        await asyncio.to_thread(self.stack.clocked_nursery().wait_ready)
-        return Clock(compiled(self.stack.directory), self.directory)
+        """A clock for processes of this run. The first call on a stack waits for the fork server that preloads it."""
+        await asyncio.to_thread(self.stack.clocked_fork_server().wait_ready)
+        return Clock(compile_library(self.stack.directory), self.directory)
 
     @asynccontextmanager
     async def running(
         self, kind: str, *, clock: Clock | None = None, wait: bool = True, **switches: Any
     ) -> AsyncIterator[Service]:
-        """A process, ready unless told not to `wait`. It gets SIGTERM at the end if it still runs."""
+        """Run a process; `wait` until it is ready. It gets SIGTERM at the end if it still runs."""
         service = self.start(kind, clock, **switches)
         if wait:
-            await service.ready()
+            await service.wait_ready()
         yield service
         if service.alive:
             await service.stop()
 
-    def end(self) -> None:
-        """Kill what still runs."""
+    def kill_services(self) -> None:
+        """Kill the processes that still run."""
         for service in self._services:
             if service.alive:
                 service.process.kill()
@@ -120,69 +120,69 @@ class Run:
         return self.running("dispatcher", **switches)
 
     def through(self, proxy: Proxy) -> str:
-        """The database's URL by way of a proxy."""
+        """The database URL through a proxy."""
         direct = self.settings.database_url.get_secret_value()
         return direct.replace(f":{self.stack.postgres.port}/", f":{proxy.port}/")
 
-    def wanted(self) -> set[Key]:
-        """The jobs that a broker acknowledged."""
+    def acknowledged_jobs(self) -> set[Key]:
+        """Keys of the jobs that a broker acknowledged."""
         sent = self.traffic.sent
         return {each.key for each in sent if each.place is not None and each.fate == "job" and not each.exempt}
 
     def calls(self) -> tuple[Call, ...]:
-        """The requests that reached an engine so far."""
+        """The requests that have reached an engine so far."""
         return calls(self.directory / "journal")
 
-    async def ended(self, at_least: int, timeout_s: float = SETTLE_TIMEOUT_S) -> None:
-        """Until so many jobs are terminal."""
+    async def wait_ended(self, at_least: int, timeout_s: float = SETTLE_TIMEOUT_S) -> None:
+        """Wait until at least that many jobs are terminal."""
 
         async def enough() -> bool:
             return await self.tables.number(reading.ENDED) >= at_least
 
-        await self.until(enough, f"{at_least} jobs to end", timeout_s)
+        await self.wait_until(enough, f"{at_least} jobs to end", timeout_s)
 
-    async def called(self, at_least: int, timeout_s: float = SETTLE_TIMEOUT_S) -> None:
-        """Until so many requests reached an engine."""
+    async def wait_called(self, at_least: int, timeout_s: float = SETTLE_TIMEOUT_S) -> None:
+        """Wait until at least that many requests have reached an engine."""
 
         async def enough() -> bool:
             return len(self.calls()) >= at_least
 
-        await self.until(enough, f"{at_least} engine calls", timeout_s)
+        await self.wait_until(enough, f"{at_least} engine calls", timeout_s)
 
-    async def until(self, check: Any, what: str, timeout_s: float = SETTLE_TIMEOUT_S) -> None:
-        """Until `check` holds; a server that is away counts as not yet. Raises AssertionError when the time is over."""
-        give_up_at, newest = time.monotonic() + timeout_s, ""
+    async def wait_until(self, check: Any, what: str, timeout_s: float = SETTLE_TIMEOUT_S) -> None:
+        """Wait until `check` holds; retries while a server is down. Raises AssertionError after `timeout_s`."""
+        give_up_at, last_error = time.monotonic() + timeout_s, ""
         while True:
             try:
                 if await check():
                     return
             except (ServiceError, KafkaError, OSError) as error:
-                newest = f": {error}"
+                last_error = f": {error}"
             if time.monotonic() > give_up_at:
-                raise AssertionError(f"waited {timeout_s:g} s in vain for {what}{newest}")
-            await asyncio.sleep(LOOK_S)
+                raise AssertionError(f"timed out after {timeout_s:g} s waiting for {what}{last_error}")
+            await asyncio.sleep(POLL_S)
 
     async def holds_within(self, timeout_s: float, check: Any) -> bool:
-        """Whether `check` holds before the time is over."""
+        """Whether `check` holds before the timeout."""
         try:
-            await self.until(check, "a condition", timeout_s)
+            await self.wait_until(check, "a condition", timeout_s)
         except AssertionError:
             return False
         return True
 
-    async def settled(self, timeout_s: float = SETTLE_TIMEOUT_S) -> None:
-        """Until every job has ended, every offset is committed and every effect is done; being late is a problem."""
+    async def wait_settled(self, timeout_s: float = SETTLE_TIMEOUT_S) -> None:
+        """Wait until all jobs have ended, all offsets are committed and no outbox row is pending; records a timeout."""
         try:
-            await self.until(self._is_settled, "everything to end", timeout_s)
+            await self.wait_until(self._is_settled, "everything to end", timeout_s)
         except AssertionError as error:
             self.problems.append(str(error))
             for service in self._services:
                 if service.alive:
-                    service.process.send_signal(signal.SIGUSR1)  # its log then says what it holds
+                    service.process.send_signal(signal.SIGUSR1)  # logs its jobs in flight
 
     async def _is_settled(self) -> bool:
-        """Asked in the order in which things come about, so that nothing slips through in between; first what is cheap
-        and most often says no."""
+        """Checks in the order in which the states are reached, so that a late change cannot slip between two checks;
+        the cheapest and most selective check comes first."""
         if await self.tables.number(reading.UNFINISHED):
             return False
         if await self.uncommitted() or await self.tables.number(reading.UNFINISHED):
@@ -207,7 +207,7 @@ class Run:
             await consumer.stop()
 
     async def snapshot(self) -> Snapshot:
-        """What there is now, from every table and topic."""
+        """Read every table and topic as they are now."""
         events = await self._records(self.settings.events_topic)
         tables = self.tables
         return Snapshot(
@@ -221,12 +221,12 @@ class Run:
             webhooks=tuple(self.recorder.webhooks),
             dead_letters=tuple(dict.fromkeys([*self.watch.dead_letters, *await self.dead_letters()])),
             calls=self.calls(),
-            sightings=tuple(self.watch.sightings.values()),
+            early_commits=tuple(self.watch.early_commits.values()),
             uncommitted=tuple(await self.uncommitted()),
         )
 
     async def dead_letters(self) -> list[DeadLetter]:
-        """Those that stand in the topic now."""
+        """The records that are in the dead-letter topic now."""
         return [reading.dead_letter_of(record) for record in await self._records(self.settings.dead_topic)]
 
     async def _records(self, topic: str) -> list[Any]:
@@ -234,7 +234,7 @@ class Run:
             return await reading.read_to_end(consumer)
 
     def exempt(self, gone: Any) -> None:
-        """The fault itself deletes these records: they are not the product's to serve."""
+        """Exempt the records that the fault itself deleted: the product cannot serve them."""
         self.traffic.sent[:] = [
             replace(sent, exempt=True) if sent.place is not None and gone(sent.place) else sent
             for sent in self.traffic.sent
@@ -243,9 +243,9 @@ class Run:
 
 @asynccontextmanager
 async def open_run(stack: Stack, what: str, seed: int, count: int, **settings: Any) -> AsyncIterator[Run]:
-    """Everything of one run but its processes. Its topics and its database go at the end, its logs stay.
+    """Create everything of one run except its processes. Topics and database are dropped at the end; logs are kept.
 
-    What is drawn at random follows from `what` and the seed, so that a run can be made again.
+    `what` and the seed determine every random choice, so a run can be repeated.
     """
     name = f"{what}-{seed}-{int(time.time())}"
     database = name.replace("-", "_")
@@ -256,16 +256,18 @@ async def open_run(stack: Stack, what: str, seed: int, count: int, **settings: A
     directory.mkdir()
     random = Random(f"{what} {seed}")
     await kafka.ensure_topics(own)
-    await configure(own, own.events_topic, "message.timestamp.type", "LogAppendTime")  # no process's own clock
+    await configure(
+        own, own.events_topic, "message.timestamp.type", "LogAppendTime"
+    )  # independent of the processes' clocks
     async with AsyncExitStack() as exits:
-        pool = await exits.enter_async_context(open_pool(own.model_copy(update=PATIENT)))
+        pool = await exits.enter_async_context(open_pool(own.model_copy(update=HARNESS_SETTINGS)))
         recorder = await exits.enter_async_context(Recorder(stack.webhook_secrets))
         traffic = await exits.enter_async_context(open_traffic(own, random, recorder))
         tables = reading.Tables(pool)
         watch = Watch(own, tables, lambda: traffic.sent)
-        await exits.enter_async_context(watch.looking())
+        await exits.enter_async_context(watch.running())
         run = Run(stack, own, seed, count, directory, tables, recorder, traffic, watch)
-        exits.callback(run.end)
+        exits.callback(run.kill_services)
         yield run
     await _remove(stack, own, database)
 

@@ -1,4 +1,4 @@
-"""Workers and dispatchers of a run as processes, handled without blocking the loop that serves their proxies."""
+"""The workers and dispatchers of a run, as processes. Waiting does not block the event loop that runs their proxies."""
 
 import asyncio
 import re
@@ -10,7 +10,7 @@ import psutil
 from tests.faults.clock import Clock
 from tests.faults.engine import JOURNAL
 from tests.faults.entry import FaultSettings
-from tests.faults.fork_server import ROOT, Nursery
+from tests.faults.fork_server import ROOT, ForkServer
 from tests.processes import Process, settings_environment, variables
 from tests.waiting import eventually
 
@@ -20,17 +20,23 @@ SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 
 
 class Service:
-    """One process of the product; one with a clock of its own needs a nursery that has preloaded the library."""
+    """One process of the product; one with its own clock needs a fork server that has preloaded the library."""
 
     def __init__(
-        self, nursery: Nursery, name: str, kind: str, settings: FaultSettings, directory: Path, clock: Clock | None
+        self,
+        fork_server: ForkServer,
+        name: str,
+        kind: str,
+        settings: FaultSettings,
+        directory: Path,
+        clock: Clock | None,
     ) -> None:
         self.name = name
         own = directory / name
         own.mkdir()
         given, env = settings_environment(settings), {"PYTHONPATH": str(ROOT), JOURNAL: str(directory / "journal")}
         clocked = {} if clock is None else clock.environment
-        popen: Any = nursery.fork(kind, variables(given, env | clocked, own), own)
+        popen: Any = fork_server.fork(kind, variables(given, env | clocked, own), own)
         self.process = Process(popen, own)
 
     @property
@@ -38,19 +44,19 @@ class Service:
         """Whether it runs (or is stopped by SIGSTOP)."""
         return self.process.exit_status is None
 
-    async def ready(self) -> None:
-        """Until /readyz answers 200."""
+    async def wait_ready(self) -> None:
+        """Wait until /readyz returns 200."""
         await asyncio.to_thread(self.process.wait_ready, READY_TIMEOUT_S)
 
-    async def died(self, timeout_s: float = END_TIMEOUT_S) -> int:
-        """Until it has ended by itself; returns its exit status."""
+    async def wait_exit(self, timeout_s: float = END_TIMEOUT_S) -> int:
+        """Wait until it has exited on its own; returns its exit status."""
         await eventually(lambda: not self.alive, timeout_s, f"{self.name} to end")
         status = self.process.exit_status
         assert status is not None
         return status
 
     async def stop(self, timeout_s: float = END_TIMEOUT_S) -> int:
-        """SIGTERM, and wait; returns the exit status."""
+        """Send SIGTERM and wait; returns the exit status."""
         return await asyncio.to_thread(self.process.stop, timeout_s)
 
     def engine(self) -> psutil.Process:
@@ -67,7 +73,7 @@ class Service:
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
     async def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that carry these labels; 0 if there is none."""
+        """The sum of a metric's samples with these labels; 0 if there is none."""
         _, text = await asyncio.to_thread(self.process.get, "/metrics")
         wanted = [f'{label}="{value}"' for label, value in labels.items()]
         return sum(
@@ -77,6 +83,6 @@ class Service:
         )
 
     async def unready_reasons(self) -> str:
-        """What /readyz says."""
+        """The body of /readyz."""
         _, text = await asyncio.to_thread(self.process.get, "/readyz")
         return text

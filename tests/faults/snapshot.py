@@ -1,4 +1,4 @@
-"""What a run left behind, as plain values: the input of the checker. All times are seconds since 1970 on one clock."""
+"""The state that a run left behind, as plain values: the input of the checker. All times are Unix time on one clock."""
 
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -16,9 +16,9 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Sent:
-    """A record that was produced. `place` is None while no broker acknowledged it: it may be there or not.
+    """A record that was sent. `place` is None if no broker acknowledged it: it may or may not be in the topic.
 
-    `fate` is what must become of it: a job's row, or a dead letter. `exempt` records were deleted by the fault itself.
+    `fate` is the required outcome: a job row or a dead letter. The fault itself deleted `exempt` records.
     """
 
     key: Key
@@ -31,7 +31,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Job:
-    """A row of `jobs`; `committed_at` is when the transaction that wrote it last was committed."""
+    """A row of `jobs`; `committed_at` is the commit time of the transaction that wrote it last."""
 
     key: Key
     state: str
@@ -80,7 +80,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Usage:
-    """A row of `usage_hourly`, hours added up."""
+    """Rows of `usage_hourly`, summed over the hours."""
 
     tenant: str
     adapter: str
@@ -105,7 +105,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Webhook:
-    """What the recording receiver got, in order; `signed` says whether the signature is good, `status` the answer."""
+    """A webhook that the recorder received; `signed`: the signature is valid; `status`: the reply."""
 
     webhook_id: UUID
     key: Key
@@ -119,7 +119,7 @@ class Webhook:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A record of the dead-letter topic, by where the original stands."""
+    """A record of the dead-letter topic; `source` is the position of the original record."""
 
     source: Place
     code: str
@@ -133,9 +133,9 @@ class Call:
     at: float
 
 
-class Sighting(NamedTuple):
-    """A look at the group while the run went on: an offset that was committed, and a record below it that was
-    neither terminal, nor parked, nor dead-lettered when the tables were read afterwards."""
+class EarlyCommit(NamedTuple):
+    """An offset committed too early, observed during the run: a record below it was neither terminal, nor parked, nor
+    dead-lettered when the tables were read afterwards."""
 
     committed: Place
     unsettled: Place
@@ -143,7 +143,7 @@ class Sighting(NamedTuple):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything of one run."""
+    """All state of one run."""
 
     sent: tuple[Sent, ...] = ()
     jobs: tuple[Job, ...] = ()
@@ -155,6 +155,6 @@ class Snapshot:
     webhooks: tuple[Webhook, ...] = ()
     dead_letters: tuple[DeadLetter, ...] = ()
     calls: tuple[Call, ...] = ()
-    sightings: tuple[Sighting, ...] = ()
+    early_commits: tuple[EarlyCommit, ...] = ()
     uncommitted: tuple[Place, ...] = field(default=())
-    """Acknowledged records at or above their group's committed offset when all was over."""
+    """Acknowledged records at or above their group's committed offset after the run."""

@@ -1,4 +1,4 @@
-"""The servers of the suite, brought up once for all runs: Apache Kafka, a Postgres that commits for real, and S3."""
+"""The servers of the suite, started once for all runs: Apache Kafka, a Postgres with durable commits, and S3."""
 
 import secrets
 from base64 import b64encode
@@ -17,9 +17,9 @@ from services.s3.store import open_store
 from services.tenants.secrets import SecretBox
 from services.tenants.tenants import add_tenant
 from tests.builders import lora_adapter, tiny_llama
-from tests.faults.clock import compiled
+from tests.faults.clock import compile_library
 from tests.faults.entry import FaultSettings
-from tests.faults.fork_server import Nursery
+from tests.faults.fork_server import ForkServer
 from tests.servers.kafka import ApacheKafka
 
 TENANTS = ("acme", "globex")
@@ -29,7 +29,7 @@ ADMIT = "update loraq.adapters set status = 'ready'"
 
 
 class TimedPostgres(Postgres):
-    """Commits synchronously, and remembers when: that is what the checker compares webhooks with."""
+    """Commits synchronously and tracks commit timestamps, which the checker compares with the webhooks' times."""
 
     def command(self) -> list[str]:
         return [*super().command(), "-c", "track_commit_timestamp=on", "-c", "synchronous_commit=on", "-c", "fsync=on"]
@@ -37,25 +37,25 @@ class TimedPostgres(Postgres):
 
 @dataclass
 class Stack:
-    """Servers, and a template database with tenants and adapters that every run gets a copy of."""
+    """The servers, and a template database with tenants and adapters that is copied for every run."""
 
     directory: Path
     kafka: ApacheKafka
     postgres: Postgres
     s3: S3
-    nursery: Nursery
+    fork_server: ForkServer
     secret_key: str
     webhook_secrets: dict[str, str]
-    clocked: Nursery | None = None
+    clocked: ForkServer | None = None
 
-    def clocked_nursery(self) -> Nursery:
-        """The one whose processes can be given clocks, begun when it is first asked for, in the main thread."""
+    def clocked_fork_server(self) -> ForkServer:
+        """The fork server whose processes can have their own clocks; started on the first call, in the main thread."""
         if self.clocked is None:
-            self.clocked = Nursery(preloaded=compiled(self.directory))
+            self.clocked = ForkServer(preloaded=compile_library(self.directory))
         return self.clocked
 
     def settings(self, name: str, database: str) -> FaultSettings:
-        """Settings of one run: names of its own, short leases and sessions, and webhooks to loopback."""
+        """Settings of one run: its own names, short leases and sessions, and webhooks to loopback."""
         return FaultSettings(
             _env_file=None,
             topic_prefix=name,
@@ -90,7 +90,7 @@ class Stack:
 
 @contextmanager
 def running_stack(directory: Path, kafka: ApacheKafka | None = None, s3: S3 | None = None) -> Iterator[Stack]:
-    """Servers that are not given are started, and stopped at the end. Call it from the main thread."""
+    """Start the servers that are not given, and stop them at the end. Call it from the main thread."""
     ours: list[ApacheKafka | Postgres | S3] = []
     if kafka is None:
         kafka = ApacheKafka(directory / "kafka", directory / "kafka.log", free_ports(2))
@@ -102,26 +102,26 @@ def running_stack(directory: Path, kafka: ApacheKafka | None = None, s3: S3 | No
     postgres = TimedPostgres(directory / "postgres", directory / "postgres.log", free_ports(1)[0], secrets.token_hex(8))
     ours.append(postgres)
     secret_key = b64encode(secrets.token_bytes(32)).decode()
-    nursery = Nursery()
+    fork_server = ForkServer()
     try:
         for server in ours:
             server.start()
         postgres.sql(f"create database {TEMPLATE}")
         upgrade(postgres.url(TEMPLATE))
-        stack = Stack(directory, kafka, postgres, s3, nursery, secret_key, {})
+        stack = Stack(directory, kafka, postgres, s3, fork_server, secret_key, {})
         try:
             yield stack
         finally:
             if stack.clocked is not None:
                 stack.clocked.close()
     finally:
-        nursery.close()
+        fork_server.close()
         for server in reversed(ours):
             server.stop()
 
 
-async def furnish(stack: Stack) -> None:
-    """Tenants and adapters into the template, so that no run pays for them."""
+async def populate_template(stack: Stack) -> None:
+    """Add tenants and adapters to the template, so that no run has to."""
     settings = stack.settings("faults", TEMPLATE)
     base = tiny_llama(stack.base_model())
     box = SecretBox(settings.secret_key)

@@ -1,4 +1,4 @@
-"""The checker keeps silent about a good run, and names each of the faults that it is there to find."""
+"""The checker reports nothing for a good run and reports each kind of violation."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,13 +12,13 @@ from tests.faults.snapshot import (
     Call,
     DeadLetter,
     Delivery,
+    EarlyCommit,
     Effect,
     Event,
     Job,
     Key,
     Result,
     Sent,
-    Sighting,
     Snapshot,
     Usage,
     Webhook,
@@ -32,7 +32,7 @@ EXPIRED = KEYS[-1]
 
 
 def good() -> Snapshot:
-    """Four jobs that succeeded, one that expired, a record that was no job, and a webhook that needed two attempts."""
+    """Four jobs that succeeded, one that expired, an invalid record, and a webhook that needed two attempts."""
     served = KEYS[:-1]
     return Snapshot(
         sent=(
@@ -104,12 +104,12 @@ def valid_record_dead_lettered(run: Snapshot) -> Snapshot:
     return replace(run, dead_letters=(*run.dead_letters, DeadLetter(Place(PARTITION, 1), "invalid_message")))
 
 
-def row_of_nobody(run: Snapshot) -> Snapshot:
+def row_without_record(run: Snapshot) -> Snapshot:
     return replace(run, jobs=(*run.jobs, replace(run.jobs[0], key=Key("acme", uuid4()), state="failed")))
 
 
 def offset_before_commit(run: Snapshot) -> Snapshot:
-    return replace(run, sightings=(Sighting(Place(PARTITION, 3), Place(PARTITION, 1)),))
+    return replace(run, early_commits=(EarlyCommit(Place(PARTITION, 3), Place(PARTITION, 1)),))
 
 
 def offset_never_committed(run: Snapshot) -> Snapshot:
@@ -117,7 +117,7 @@ def offset_never_committed(run: Snapshot) -> Snapshot:
 
 
 def no_fence(run: Snapshot) -> Snapshot:
-    """A stale attempt wrote its outbox row and its tokens beside those of the one that counts."""
+    """A stale attempt wrote its outbox row and its tokens in addition to those of the valid attempt."""
     effect, usage = replace(run.outbox[0], event_id=uuid4()), run.usage[0]
     counted = replace(usage, jobs=usage.jobs + 1, completion_tokens=usage.completion_tokens + 2)
     return replace(run, outbox=(*run.outbox, effect), usage=(counted,))
@@ -139,7 +139,7 @@ def result_changed(run: Snapshot) -> Snapshot:
     return replace(run, results=(replace(run.results[0], committed_at=COMMITTED_AT + 9), *run.results[1:]))
 
 
-def other_result_announced(run: Snapshot) -> Snapshot:
+def different_result_announced(run: Snapshot) -> Snapshot:
     return replace(run, results=(replace(run.results[0], output="another"), *run.results[1:]))
 
 
@@ -157,7 +157,7 @@ def row_without_outbox(run: Snapshot) -> Snapshot:
     )
 
 
-def webhook_never_taken(run: Snapshot) -> Snapshot:
+def webhook_never_accepted(run: Snapshot) -> Snapshot:
     return replace(run, webhooks=tuple(replace(each, status=503) for each in run.webhooks))
 
 
@@ -169,7 +169,7 @@ def older_timestamp(run: Snapshot) -> Snapshot:
     return replace(run, webhooks=(*run.webhooks[:-1], replace(run.webhooks[-1], timestamp=5)))
 
 
-def pending_for_ever(run: Snapshot) -> Snapshot:
+def pending_indefinitely(run: Snapshot) -> Snapshot:
     return replace(run, outbox=(replace(run.outbox[0], state="pending"), *run.outbox[1:]))
 
 
@@ -185,7 +185,7 @@ def event_before_row(run: Snapshot) -> Snapshot:
     return replace(run, events=(replace(run.events[0], at=COMMITTED_AT - 0.3), *run.events[1:]))
 
 
-def started_late(run: Snapshot) -> Snapshot:
+def started_after_deadline(run: Snapshot) -> Snapshot:
     return replace(run, calls=(*run.calls, Call(EXPIRED, 11.0)))
 
 
@@ -202,7 +202,7 @@ MUTANTS: list[tuple[Callable[[Snapshot], Snapshot], set[str]]] = [
     (stuck_job, {"P1"}),
     (lost_dead_letter, {"P1"}),
     (valid_record_dead_lettered, {"P1"}),
-    (row_of_nobody, {"P1"}),
+    (row_without_record, {"P1"}),
     (offset_before_commit, {"P1"}),
     (offset_never_committed, {"P1"}),
     (no_fence, {"P2", "P3"}),
@@ -210,17 +210,17 @@ MUTANTS: list[tuple[Callable[[Snapshot], Snapshot], set[str]]] = [
     (two_results, {"P2"}),
     (result_of_a_failed_job, {"P2"}),
     (result_changed, {"P2"}),
-    (other_result_announced, {"P2"}),
+    (different_result_announced, {"P2"}),
     (new_webhook_id_per_attempt, {"P4"}),
     (row_without_outbox, {"P4"}),
-    (webhook_never_taken, {"P4"}),
+    (webhook_never_accepted, {"P4"}),
     (bad_signature, {"P4"}),
     (older_timestamp, {"P4"}),
-    (pending_for_ever, {"P4"}),
+    (pending_indefinitely, {"P4"}),
     (webhook_before_row, {"P5"}),
     (webhook_without_row, {"P5"}),
     (event_before_row, {"P5"}),
-    (started_late, {"P6"}),
+    (started_after_deadline, {"P6"}),
     (expired_without_deadline, {"P6"}),
 ]
 
@@ -235,7 +235,7 @@ def test_a_record_that_the_fault_itself_deleted_is_not_lost() -> None:
     assert "P1" not in {violation.promise for violation in check(replace(lost_job(good()), sent=exempt))}
 
 
-def test_a_record_that_no_broker_acknowledged_may_have_been_served_or_not() -> None:
+def test_a_record_that_no_broker_acknowledged_may_or_may_not_have_been_served() -> None:
     unacknowledged = Key("acme", UUID(int=10))
     row = Job(unacknowledged, "failed", 1, 1, "w", "timeout", COMMITTED_AT)
     assert "P1" not in {violation.promise for violation in check(replace(good(), jobs=(*good().jobs, row)))}

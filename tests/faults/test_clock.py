@@ -1,4 +1,4 @@
-"""The clock of a process that preloads the library steps when told, and its steady clock does not."""
+"""The wall clock of a process that preloads the library can be stepped; its monotonic clock is unaffected."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-from tests.faults.clock import PRELOAD, VARIABLE, Clock, compiled
+from tests.faults.clock import PRELOAD, VARIABLE, Clock, compile_library
 
 PROGRAM = """
 import datetime, os, sys, time
@@ -18,8 +18,8 @@ for _ in range(2):
 HOUR_S = 3600
 
 
-def test_the_wall_clock_steps_back_and_the_steady_one_goes_on(tmp_path: Path) -> None:
-    clock = Clock(compiled(tmp_path), tmp_path)
+def test_the_wall_clock_steps_back_and_the_monotonic_clock_does_not(tmp_path: Path) -> None:
+    clock = Clock(compile_library(tmp_path), tmp_path)
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, clock.environment[VARIABLE]],
         env=os.environ | {PRELOAD: clock.environment[PRELOAD]},

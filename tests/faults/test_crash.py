@@ -1,4 +1,4 @@
-"""Every named point is still there in the product, and ends, or spares, the process as told."""
+"""Every crash point still exists in the product, and kills the process at the requested hit only."""
 
 import signal
 import subprocess
@@ -35,7 +35,7 @@ def test_a_point_names_a_method_of_the_product(name: str) -> None:
     assert callable(getattr(POINTS[name].owner, POINTS[name].method))
 
 
-def test_the_process_ends_at_the_hit_that_was_asked_for() -> None:
+def test_the_process_is_killed_at_the_requested_hit() -> None:
     finished = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=False)
     assert finished.returncode == -signal.SIGKILL
     assert finished.stdout.split() == ["200", "503", "503"]

@@ -1,4 +1,4 @@
-"""The proxy relays, cuts, delays and loses replies as told."""
+"""The proxy relays, cuts, delays, throttles and drops replies."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from tests.faults.proxy import Proxy
 
 @asynccontextmanager
 async def echo_behind_proxy() -> AsyncIterator[tuple[Proxy, list[bytes]]]:
-    """A server that answers each line with itself, and the lines that reached it."""
+    """A proxy to an echo server, and the lines that reached the server."""
     seen: list[bytes] = []
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -28,8 +28,8 @@ def port_of(server: asyncio.Server) -> int:
     return int(server.sockets[0].getsockname()[1])
 
 
-async def say(proxy: Proxy, *lines: bytes) -> list[bytes]:
-    """What comes back for each line, on one connection; nothing once it is broken."""
+async def exchange(proxy: Proxy, *lines: bytes) -> list[bytes]:
+    """The reply to each line on one connection; no reply once the connection is broken."""
     reader, writer = await asyncio.open_connection(LOOPBACK, proxy.port)
     answers = []
     try:
@@ -44,26 +44,26 @@ async def say(proxy: Proxy, *lines: bytes) -> list[bytes]:
 
 async def test_it_relays() -> None:
     async with echo_behind_proxy() as (proxy, seen):
-        assert await say(proxy, b"one", b"two") == [b"one\n", b"two\n"]
+        assert await exchange(proxy, b"one", b"two") == [b"one\n", b"two\n"]
         assert seen == [b"one\n", b"two\n"]
 
 
-async def test_the_reply_to_the_chosen_message_is_lost_and_its_connection_with_it() -> None:
+async def test_the_reply_to_the_chosen_message_is_dropped_and_its_connection_closed() -> None:
     async with echo_behind_proxy() as (proxy, seen):
         sprung = proxy.lose_reply(b"COMMIT", hit=2)
-        answers = await say(proxy, b"COMMIT", b"insert", b"COMMIT")
+        answers = await exchange(proxy, b"COMMIT", b"insert", b"COMMIT")
         assert [answer for answer in answers if answer] == [b"COMMIT\n", b"insert\n"]
         assert sprung.is_set()
         assert seen == [b"COMMIT\n", b"insert\n", b"COMMIT\n"]
-        assert await say(proxy, b"COMMIT") == [b"COMMIT\n"]
+        assert await exchange(proxy, b"COMMIT") == [b"COMMIT\n"]
 
 
-async def test_while_it_is_cut_no_connection_lives() -> None:
+async def test_no_connection_works_while_it_is_cut() -> None:
     async with echo_behind_proxy() as (proxy, seen):
         proxy.cut()
-        assert not any(await say(proxy, b"lost"))
+        assert not any(await exchange(proxy, b"lost"))
         proxy.restore()
-        assert await say(proxy, b"found") == [b"found\n"]
+        assert await exchange(proxy, b"found") == [b"found\n"]
         assert seen == [b"found\n"]
 
 
@@ -71,6 +71,6 @@ async def test_it_delays_and_throttles() -> None:
     async with echo_behind_proxy() as (proxy, _):
         loop = asyncio.get_running_loop()
         proxy.delay_s, proxy.bytes_per_s = 0.05, 1000.0
-        begun = loop.time()
-        await say(proxy, b"x" * 99)
-        assert loop.time() - begun >= 0.3
+        started = loop.time()
+        await exchange(proxy, b"x" * 99)
+        assert loop.time() - started >= 0.3

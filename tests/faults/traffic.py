@@ -1,4 +1,4 @@
-"""The jobs of a run: produced with acks=all, remembered with where the broker put them."""
+"""The jobs of a run: produced with acks=all, recorded with the position that the broker assigned."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ from tests.faults.snapshot import Key, Sent
 from tests.faults.stack import ADAPTERS, TENANTS
 
 IN_FLIGHT = 200
-REPEAT_FOR_S, REPEAT_AFTER_S = 90.0, 0.2
+RETRY_FOR_S, RETRY_DELAY_S = 90.0, 0.2
 DUPLICATES = 0.03
 POISON_SHARE = 0.01
 WITHOUT_WEBHOOK = 0.1
@@ -42,7 +42,7 @@ POISON: tuple[bytes | None, ...] = (
 
 @dataclass
 class Traffic:
-    """Everything that a run sent. Every choice follows from the seed."""
+    """Everything that a run sent. The seed determines every choice."""
 
     settings: Settings
     random: Random
@@ -51,7 +51,7 @@ class Traffic:
     sent: list[Sent] = field(default_factory=list)
 
     async def send(self, count: int, latency_ms: tuple[int, int] = (5, 60), **more: Any) -> list[Key]:
-        """Produce `count` jobs at once, and with them some duplicates and some poison; returns their keys."""
+        """Produce `count` jobs at once, along with some duplicates and some poison; returns the jobs' keys."""
         batch = [self._job(self.random.randint(*latency_ms), **more) for _ in range(count)]
         again = [job for job in batch if self.random.random() < DUPLICATES]
         poison = [self._poison() for _ in range(round(count * POISON_SHARE))]
@@ -63,7 +63,7 @@ class Traffic:
     async def flowing(
         self, count: int, per_s: float, latency_ms: tuple[int, int] = (5, 60)
     ) -> AsyncIterator[asyncio.Task[None]]:
-        """Produce `count` jobs at a steady pace beside the block, whose end waits for the last of them."""
+        """Produce `count` jobs at a steady rate while the block runs; the exit waits for the last of them."""
         flow = asyncio.create_task(self._flow(count, per_s, latency_ms))
         try:
             yield flow
@@ -73,34 +73,34 @@ class Traffic:
 
     async def _flow(self, count: int, per_s: float, latency_ms: tuple[int, int]) -> None:
         loop = asyncio.get_running_loop()
-        begun, produced = loop.time(), 0
+        started, produced = loop.time(), 0
         while produced < count:
-            due = min(count, round((loop.time() - begun + 0.1) * per_s))
+            due = min(count, round((loop.time() - started + 0.1) * per_s))
             if due > produced:
                 await self.send(due - produced, latency_ms)
                 produced = due
             await asyncio.sleep(0.1)
 
     async def send_job(self, latency_ms: int, **more: Any) -> Key:
-        """Produce one job; `fate` ends its prompt, other fields replace those of the request."""
+        """Produce one job; `fate` is appended to its prompt, other arguments replace fields of the request."""
         record = self._job(latency_ms, **more)
         await self._produce(record)
         return record.key
 
     async def send_raw(self, value: bytes | None, fate: str = "dead letter", partition: int | None = None) -> Sent:
-        """Produce one record as it is."""
+        """Produce one record with this value."""
         key = Key("", UUID(int=self.random.getrandbits(128)))
         return await self._produce(_Record(key, value, b"raw", Lane.STANDARD, fate, False, None, partition))
 
     async def send_compressed(self, value: bytes) -> None:
-        """Produce one record that is far longer than its compressed form, as another client may."""
-        topic, told = self.settings.jobs_topic(Lane.STANDARD), []
+        """Produce one record that is far longer than its compressed form, as other clients may."""
+        topic, offsets = self.settings.jobs_topic(Lane.STANDARD), []
         options = {"compression.type": "gzip", "message.max.bytes": 100_000_000, "acks": "all"}
         client = Producer({"bootstrap.servers": self.settings.kafka_bootstrap, **options})
-        client.produce(topic, value, partition=0, on_delivery=lambda _error, message: told.append(message.offset()))
+        client.produce(topic, value, partition=0, on_delivery=lambda _error, message: offsets.append(message.offset()))
         await asyncio.to_thread(client.flush, 30.0)
         key = Key("", UUID(int=self.random.getrandbits(128)))
-        self.sent.append(Sent(key, Place(Partition(topic, 0), told[0]), "dead letter", webhook=False))
+        self.sent.append(Sent(key, Place(Partition(topic, 0), offsets[0]), "dead letter", webhook=False))
 
     def _job(
         self,
@@ -139,13 +139,13 @@ class Traffic:
         return _Record(key, value, None, self.random.choice(list(Lane)), "dead letter", False, None, None)
 
     async def _produce(self, record: "_Record") -> Sent:
-        """As a good client does: the same record again, under the same job_id, until a broker acknowledges it."""
-        give_up_at = time.monotonic() + REPEAT_FOR_S
+        """Like a correct client: send the record again with the same job_id until a broker acknowledges it."""
+        give_up_at = time.monotonic() + RETRY_FOR_S
         while True:
             sent = await self._produce_once(record)
             if sent.place is not None or time.monotonic() > give_up_at:
                 return sent
-            await asyncio.sleep(REPEAT_AFTER_S)
+            await asyncio.sleep(RETRY_DELAY_S)
 
     async def _produce_once(self, record: "_Record") -> Sent:
         place: Place | None = None
@@ -155,7 +155,7 @@ class Traffic:
                 topic, record.value, key=record.key_bytes, partition=record.partition
             )
         except (KafkaError, OSError):
-            pass  # not acknowledged: it may be there or not, and the checker knows
+            pass  # not acknowledged: the checker allows for both outcomes
         else:
             place = Place(Partition(got.topic, got.partition), got.offset)
         sent = Sent(record.key, place, record.fate, record.webhook, record.deadline)  # type: ignore[arg-type]
@@ -177,7 +177,7 @@ class _Record:
 
 @asynccontextmanager
 async def open_traffic(settings: Settings, random: Random, recorder: Recorder) -> AsyncIterator[Traffic]:
-    """With a producer of its own."""
+    """Traffic with its own producer."""
     producer = kafka.producer(settings, client_id="loraq-faults")
     await producer.start()
     try:

@@ -5,7 +5,7 @@ import pkgutil
 
 
 def load() -> None:
-    """Import every file, which registers its experiments, in the order of their rows' numbers."""
+    """Import every module, which registers its experiments, and sort them by row number."""
     from tests.faults.experiment import EXPERIMENTS
 
     for module in pkgutil.iter_modules(__path__):

@@ -26,29 +26,29 @@ async def wrong_clocks(run: Run) -> None:
     run.recorder.answer = receiver.answer
     async with run.dispatcher(clock=clock), run.worker(clock=clock) as worker:
         await run.traffic.send(run.count // 2, latency_ms=(50, 300), deadline_s=600.0)
-        await run.ended(run.random.randint(20, 100))
+        await run.wait_ended(run.random.randint(20, 100))
         clock.step(-HOUR_S)
         receiver.off_s = FEW_MINUTES_S
         await run.traffic.send(run.count // 4, latency_ms=(50, 300), deadline_s=600.0)
         late = [await run.traffic.send_job(10, deadline_s=-5.0) for _ in range(20)]
         receiver.off_s = run.random.choice((-1, 1)) * MANY_MINUTES_S
         await run.traffic.send(run.count - run.count // 2 - run.count // 4, latency_ms=(50, 300))
-        await run.until(receiver.has_refused, "webhooks to be refused by a clock that is far off", 60.0)
+        await run.wait_until(receiver.has_refused, "the receiver with the wrong clock to refuse webhooks", 60.0)
         receiver.off_s = 0
-        await run.settled()
+        await run.wait_settled()
         stale = await worker.metric("loraq_stale_writes_total")
     states = {job.key: job.state for job in await run.tables.jobs()}
     expired = {key for key, state in states.items() if state == "expired"}
     run.expect(expired == set(late), f"{len(expired)} jobs expired, {len(late)} had a deadline in the past")
-    run.expect(stale == 0, f"{stale:.0f} attempts lost their lease to a clock")
+    run.expect(stale == 0, f"a clock step cost {stale:.0f} attempts their lease")
     run.expect(len(run.calls()) == len({call.key for call in run.calls()}), "a job reached an engine twice")
-    apart = max(abs(webhook.at - webhook.timestamp) for webhook in run.recorder.webhooks)
-    run.expect(apart < CLOSE_S, f"a signature's time was {apart:.1f} s away from the attempt's")
-    run.notes.append(f"{receiver.refused} attempts refused, signatures within {apart:.1f} s")
+    difference_s = max(abs(webhook.at - webhook.timestamp) for webhook in run.recorder.webhooks)
+    run.expect(difference_s < CLOSE_S, f"a signature's time differs from its attempt's by {difference_s:.1f} s")
+    run.notes.append(f"{receiver.refused} attempts refused, signatures within {difference_s:.1f} s")
 
 
 class Receiver:
-    """Its clock is off by `off_s`; it refuses what is signed more than five minutes away from it."""
+    """A receiver whose clock is off by `off_s`; it refuses signatures more than five minutes from its own time."""
 
     def __init__(self) -> None:
         self.off_s = 0

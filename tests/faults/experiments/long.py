@@ -1,4 +1,4 @@
-"""Extras, run when named: workers killed for five minutes, and a backlog of a million messages."""
+"""Extras, which run only when named: repeated kills for five minutes, and a backlog of a million messages."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from tests.faults.stack import ADMIT
 MIB = 1024 * 1024
 KILL_EVERY_S = 20.0
 KILLS = 15
-FEW = 50_000  # more than a worker fetches ahead
+SMALL_BACKLOG = 50_000  # more than a worker prefetches
 NUM_ADAPTERS = 500
 SERVED = 4_000
 SLOWER, SLACK_S = 1.5, 2.0
@@ -38,43 +38,43 @@ IN_ENGINE = "select count(*) from loraq.jobs where state = 'running' and worker 
     extra=True,
     alone=True,
 )
-async def killed_again_and_again(run: Run) -> None:
+async def repeated_kills(run: Run) -> None:
     in_flight: list[int] = []
     per_s = run.count / (KILLS * KILL_EVERY_S)
     async with run.dispatcher(), run.worker() as first, run.worker() as second:
         workers = [first, second]
         async with run.traffic.flowing(run.count, per_s=per_s, latency_ms=(100, 800)):
-            begun = time.monotonic()
+            started = time.monotonic()
             for number in range(KILLS):
-                await asyncio.sleep(begun + (number + 1) * KILL_EVERY_S - time.monotonic())
+                await asyncio.sleep(started + (number + 1) * KILL_EVERY_S - time.monotonic())
                 victim = workers[number % 2]
                 in_flight.append(await run.tables.number(IN_ENGINE, victim.name))
                 victim.process.kill()
                 workers[number % 2] = run.start("worker")
-                await workers[number % 2].ready()
-        await run.settled(300.0)
+                await workers[number % 2].wait_ready()
+        await run.wait_settled(300.0)
         for worker in workers:
             if worker.alive:
                 await worker.stop()
     found, most = len(run.calls()), max(in_flight)
     allowed = run.count + KILLS * most
-    run.expect(found <= allowed, f"{found} engine calls, at most {allowed} are explained")
+    run.expect(found <= allowed, f"{found} engine calls, but the kills explain at most {allowed}")
     run.notes.append(
-        f"{KILLS} kills, {sum(in_flight)} jobs in flight at them, {found - run.count} calls beyond one a job"
+        f"{KILLS} kills, {sum(in_flight)} jobs in flight at the kills, {found - run.count} repeated engine calls"
     )
 
 
 @dataclass(frozen=True)
-class Start:
-    """How a worker began in front of a backlog: seconds until it was ready and until `SERVED` jobs had ended, and its
-    resident memory then."""
+class Startup:
+    """How a worker started with a backlog: seconds until it was ready and until `SERVED` jobs had ended, and its
+    resident memory at that point."""
 
     ready_s: float
     served_s: float
     memory_bytes: int
 
     def __str__(self) -> str:
-        served = f"{SERVED} jobs ended after {self.served_s:.1f} s"
+        served = f"{SERVED} jobs finished after {self.served_s:.1f} s"
         return f"ready after {self.ready_s:.1f} s, {served}, {self.memory_bytes / MIB:.0f} MiB"
 
 
@@ -89,27 +89,27 @@ class Start:
     alone=True,
 )
 async def deep_backlog(run: Run) -> None:
-    few, many = await start_before(run, FEW), await start_before(run, run.count)
-    run.notes += [f"{FEW:,}: {few}", f"{run.count:,}: {many}"]
-    run.expect(many.ready_s <= SLOWER * few.ready_s + SLACK_S, "start-up took longer in front of the long backlog")
-    run.expect(many.served_s <= SLOWER * few.served_s + SLACK_S, "the first jobs took longer behind the long backlog")
-    run.expect(many.memory_bytes - few.memory_bytes < GROWTH_BYTES, "memory grew with the backlog")
+    small, large = await start_with_backlog(run, SMALL_BACKLOG), await start_with_backlog(run, run.count)
+    run.notes += [f"{SMALL_BACKLOG:,}: {small}", f"{run.count:,}: {large}"]
+    run.expect(large.ready_s <= SLOWER * small.ready_s + SLACK_S, "start-up took longer with the large backlog")
+    run.expect(large.served_s <= SLOWER * small.served_s + SLACK_S, "the first jobs took longer with the large backlog")
+    run.expect(large.memory_bytes - small.memory_bytes < GROWTH_BYTES, "memory grew with the backlog")
 
 
-async def start_before(run: Run, depth: int) -> Start:
-    """Start a worker in front of so many messages."""
+async def start_with_backlog(run: Run, depth: int) -> Startup:
+    """Start a worker with a backlog of `depth` messages."""
     async with open_run(run.stack, f"backlog-{depth}", run.seed, depth) as deep:
         await add_adapters(deep)
         await asyncio.to_thread(fill, deep, depth)
-        begun = time.monotonic()
-        async with deep.worker(cache_dir=deep.directory / "cache") as worker:  # as cold for one as for the other
-            ready_s = time.monotonic() - begun
-            await deep.ended(SERVED, 300.0)
-            return Start(ready_s, time.monotonic() - begun, worker.memory_bytes())
+        started = time.monotonic()
+        async with deep.worker(cache_dir=deep.directory / "cache") as worker:  # a cold cache for both backlogs
+            ready_s = time.monotonic() - started
+            await deep.wait_ended(SERVED, 300.0)
+            return Startup(ready_s, time.monotonic() - started, worker.memory_bytes())
 
 
 async def add_adapters(run: Run) -> None:
-    """Five hundred, each with weights of its own."""
+    """Add 500 adapters with different weights."""
     async with open_store(run.settings) as store:
         for number in range(NUM_ADAPTERS):
             directory = run.directory / "adapters" / str(number)
