@@ -199,8 +199,8 @@ def _provenance(runs: Sequence[Run], product: str, versions: dict[str, str]) -> 
         for (date, suite), rows in sessions.items()
     )
     with_versions = ", ".join(f"{name} {number}" for name, number in versions.items())
-    return f"""Sources: `make faults`, for the extras `make faults FAULTS=kills` and `make faults FAULTS=backlog`, for the
-list of mutants `make faults MUTANTS=1`; all with the product at commit {product}. {by}.
+    return f"""Sources: `make faults`, for the extras `make faults FAULTS=kills` and `make faults FAULTS=backlog`, for
+the list of mutants `make faults MUTANTS=1`; all with the product at commit {product}. {by}.
 
 With {with_versions}.
 """
