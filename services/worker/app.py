@@ -99,7 +99,7 @@ def _loops(worker: Worker, settings: Settings, producer: object) -> dict[str, Co
         "parking": worker.parking.run(),
         "cancellations": worker.cancellations.run(),
         "cancellations wake": listen(settings, CHANNEL, worker.on_control),
-        "cancellations age": worker.cancellations.forget_often(),
+        "cancellations age": worker.cancellations.delete_old(),
         "control": worker.control.run(),
         "progress": watch_progress(
             worker.consumer.progress,
@@ -119,8 +119,8 @@ async def _drain(worker: Worker, drain_s: float) -> None:
         async with asyncio.timeout(LAST_WRITES_S):
             await worker.completer.flushed()
             await worker.consumer.commit(urgent=True)
-            await worker.leases.release(list(worker.held))
-    _log.info("Drained", action="drained", left=len(worker.held))
+            await worker.leases.release(list(worker.in_flight))
+    _log.info("Drained", action="drained", left=len(worker.in_flight))
 
 
 async def first_of(*events: asyncio.Event) -> None:

@@ -1,4 +1,4 @@
-"""What the worker passes from hand to hand: a record, the job made of it, and how it ended."""
+"""The worker's shared types: a record, the job built from it, and its outcome."""
 
 from dataclasses import dataclass, field
 from datetime import date
@@ -14,7 +14,7 @@ from services.worker.engine.protocol import Finished
 from services.worker.offsets.ledger import Place
 
 BASE_GROUP = ""
-"""The group of jobs on the base model; the others' is their adapter's digest."""
+"""Group of the jobs on the base model; every other group is an adapter's digest."""
 NO_TRIAL = 0
 
 Headers = tuple[tuple[str, bytes | None], ...]
@@ -28,7 +28,7 @@ class JobKey(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A Kafka record as it came. `timestamp_ms` is the broker's, milliseconds since 1970."""
+    """A Kafka record as received. `timestamp_ms` is the broker's, in milliseconds since 1970."""
 
     place: Place
     lane: Lane
@@ -38,7 +38,7 @@ class Record(NamedTuple):
     timestamp_ms: int
 
     def header(self, name: str) -> bytes | None:
-        """The last header of that name: duplicates are legal, and the last writer stood nearest to the broker."""
+        """The last header of that name: duplicates are legal, and the last one was added closest to the broker."""
         if not self.headers:
             return None
         return next((value for key, value in reversed(self.headers) if key == name), None)
@@ -46,7 +46,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A record that no job can be made of."""
+    """A record that cannot become a job."""
 
     record: Record
     code: ErrorCode
@@ -54,9 +54,9 @@ class Rejection:
 
 
 class Candidate(NamedTuple):
-    """A valid record that the database has not been asked about yet.
+    """A valid record that has not been looked up in the database yet.
 
-    `received_at` is monotonic seconds; `received_ns` the same moment in nanoseconds since 1970, for spans.
+    `received_at` is in monotonic seconds; `received_ns` is the same moment in nanoseconds since 1970, for spans.
     """
 
     key: JobKey
@@ -70,10 +70,10 @@ class Candidate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """What taking a job fixed: its fence, the adapter version and the address of its webhook.
+class Claim:
+    """What claiming a job fixed: its fence, adapter version and webhook URL.
 
-    `age_s` is the time since acceptance on the database's clock; 0 unless this is a redelivery.
+    `age_s` is the time since acceptance by the database's clock; 0 unless the job had a row before.
     """
 
     fence: int
@@ -85,7 +85,7 @@ class Grant:
 
 
 class Phase(Enum):
-    """Where a held job is inside this worker."""
+    """Stage of a job in flight in this worker."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -94,17 +94,17 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A job that this worker holds. Times are monotonic seconds.
+    """A job in flight in this worker. Times are monotonic seconds.
 
-    `counted`: the database counts its next attempt already, which `attempts` does not. `places` is empty for one that
-    was parked: its records are done with. `cold_since` is since when it waits for its adapter, being parked included;
-    None unless it was parked for that. With a `trial` it runs only beside the jobs of that trial. `key`, `request` and
-    `lane` are the candidate's.
+    `counted`: the database has counted the next attempt, `attempts` has not. `places` is empty for a job that was
+    parked: its records are finished. `cold_since` is when the job began to wait for its adapter, parked time included;
+    None unless it was parked for its adapter. A job with a `trial` runs only together with the jobs of that trial.
+    `key`, `request` and `lane` are copied from the candidate.
     """
 
     candidate: Candidate
-    grant: Grant
-    taken_at: float
+    claim: Claim
+    claimed_at: float
     places: list[Place] = field(default_factory=list)
     phase: Phase = Phase.WAITING
     attempts: int = 0
@@ -123,22 +123,22 @@ class Job:
 
     @property
     def group(self) -> str:
-        """Its adapter's digest, or the group of the base model."""
-        return self.grant.adapter.digest if self.grant.adapter else BASE_GROUP
+        """The digest of its adapter, or `BASE_GROUP`."""
+        return self.claim.adapter.digest if self.claim.adapter else BASE_GROUP
 
     def total_s(self, now: float) -> float:
         """Seconds since acceptance."""
-        return self.grant.age_s + (now - self.taken_at)
+        return self.claim.age_s + (now - self.claimed_at)
 
     def queue_s(self) -> float:
-        """Seconds from acceptance to the newest attempt's start, waiting for the adapter excluded."""
+        """Seconds from acceptance to the start of the latest attempt, excluding the wait for the adapter."""
         if self.started_at is None:
             return 0.0
         return max(0.0, self.total_s(self.started_at) - self.load_s)
 
 
 class Outcome(NamedTuple):
-    """How a job ended. `finished` is what the engine said; its tokens count as wasted unless the job succeeded."""
+    """How a job ended. `finished` is the engine's output; its tokens count as wasted unless the job succeeded."""
 
     job: Job
     state: JobState
@@ -147,19 +147,19 @@ class Outcome(NamedTuple):
 
 
 def failed(job: Job, code: ErrorCode, message: str, finished: Finished | None = None) -> Outcome:
-    """The job ends as failed."""
+    """The outcome of a failed job."""
     return Outcome(job, JobState.FAILED, JobError(code=code, message=message), finished)
 
 
 def cancelled(job: Job) -> Outcome:
-    """Somebody asked for the job to be cancelled before it ended."""
+    """The outcome of a job that was cancelled before it ended."""
     return Outcome(
         job, JobState.CANCELLED, JobError(code=ErrorCode.CANCELLED, message="the job was cancelled on request")
     )
 
 
 def expired(job: Job) -> Outcome:
-    """The job's deadline passed before it was started."""
+    """The outcome of a job whose deadline passed before it started."""
     assert job.request.deadline is not None
     message = f"the deadline {job.request.deadline.isoformat()} passed before the job was started"
     return Outcome(job, JobState.EXPIRED, JobError(code=ErrorCode.DEADLINE_EXCEEDED, message=message))

@@ -1,4 +1,4 @@
-"""Everything of one worker, wired up: who exists, and who tells whom."""
+"""Composition root of one worker: creates its parts and connects them by callbacks."""
 
 import asyncio
 import os
@@ -14,14 +14,14 @@ from services.process.lifecycle import Lifecycle
 from services.process.settings import Settings
 from services.s3.store import ObjectStore
 from services.tenants.secrets import SecretBox
-from services.worker.adapters.loads import Adapters, Tell, Waits
+from services.worker.adapters.loads import AdapterCallbacks, Adapters, WaitLimits
 from services.worker.engine.bridge import EngineBridge, EngineSpec, Listener
 from services.worker.engine.config import engine_config
 from services.worker.engine.protocol import Done
 from services.worker.execution.limits import Limits
-from services.worker.execution.runner import Desk, Runner
-from services.worker.in_flight import Held
-from services.worker.intake.acceptor import Acceptor, Handoff
+from services.worker.execution.runner import Runner, RunnerCallbacks
+from services.worker.in_flight import InFlight
+from services.worker.intake.acceptor import Acceptor, AcceptorCallbacks
 from services.worker.intake.consumer import Counts, JobConsumer
 from services.worker.intake.consumer import Listener as ConsumerListener
 from services.worker.intake.control import ControlReader
@@ -31,9 +31,9 @@ from services.worker.intake.tenant_keys import TenantKeys
 from services.worker.jobs import Job, JobKey, Outcome, Rejection
 from services.worker.offsets.ledger import Ledger
 from services.worker.queue.backlog import Backlog
-from services.worker.queue.cancellation import Cancellations, Reach
-from services.worker.queue.parking import Parking, Ways
-from services.worker.queue.parking_store import ParkingStore, Ticket
+from services.worker.queue.cancellation import CancellationCallbacks, Cancellations
+from services.worker.queue.parking import Parking, ParkingCallbacks
+from services.worker.queue.parking_store import ParkingStore, ParkRequest
 from services.worker.queue.retry_policy import retry_delay_s
 from services.worker.results.completer import Completer
 from services.worker.store.cancellations import CancellationStore
@@ -47,12 +47,12 @@ DATABASE_PAUSE = "database"
 
 
 def worker_name(settings: Settings) -> str:
-    """The worker's name in rows and logs."""
+    """The worker's name in database rows and logs."""
     return settings.worker_id or f"{socket.gethostname()}-{os.getpid()}"
 
 
 class Worker:
-    """Everything of one worker, wired up."""
+    """The parts of one worker, connected."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Worker:
         self._life = life
         self._settings = settings
         name = worker_name(settings)
-        self.ledger, self.held = Ledger(), Held()
+        self.ledger, self.in_flight = Ledger(), InFlight()
         self.store = JobStore(
             pool,
             pool_name=settings.pool,
@@ -88,35 +88,37 @@ class Worker:
             self.engine,
             self.backlog,
             settings.host_cache_bytes,
-            Waits(settings.park_after_s, settings.adapter_load_timeout_s),
-            Tell(self._finish, self._park, self._adapter_known, self._wake_runner, life.fail),
+            WaitLimits(settings.park_after_s, settings.adapter_load_timeout_s),
+            AdapterCallbacks(self._finish, self._park, self._on_load_ended, self._wake_runner, life.fail),
         )
         self.runner = Runner(
             _limits(settings),
             self.backlog,
             self.engine,
             self.adapters,
-            Desk(self._start, self._finish, self._stale, self._retry),
+            RunnerCallbacks(self._start, self._finish, self._stale, self._retry),
         )
         self.dead_letters = DeadLetters(settings, self.ledger, life.health, self._on_rejected)
         box = SecretBox(settings.secret_key) if settings.require_signed_jobs else None
         keys = TenantKeys(self.store, box)
-        remembered = CancellationStore(pool)
+        requested = CancellationStore(pool)
         self.cancellations = Cancellations(
-            remembered,
+            requested,
             self.persistence,
-            self.held,
-            Reach(self.runner.drop, self._finish),
+            self.in_flight,
+            CancellationCallbacks(self.runner.drop, self._finish),
             settings.poll_interval_s,
             timedelta(days=settings.cancellation_retention_days),
         )
-        self.control = ControlReader(settings, remembered, self.persistence, keys.of, self.on_control)
+        self.control = ControlReader(settings, requested, self.persistence, keys.of, self.on_control)
         self.parking = Parking(
             ParkingStore(pool, self.store, settings.pool, name, settings.lease_s),
             self.persistence,
             self.ledger,
-            self.held,
-            Ways(self._run_parked, self._finish, self._stale, self.runner.drop, self.runner.suspects.fresh),
+            self.in_flight,
+            ParkingCallbacks(
+                self._run_parked, self._finish, self._stale, self.runner.drop, self.runner.suspects.new_trial
+            ),
             lambda: self.consumer.spare() if self.engine.ready else ([], 0),
             settings.poll_interval_s,
             settings.park_after_s,
@@ -126,21 +128,21 @@ class Worker:
             self.persistence,
             keys,
             self.ledger,
-            self.held,
+            self.in_flight,
             self.dead_letters,
-            Handoff(self.runner.add, self._finish, self.runner.starter, self.parking.keep),
+            AcceptorCallbacks(self.runner.add, self._finish, self.runner.start_predicate, self.parking.park_delivery),
             cluster_id=cluster_id,
             require_signature=settings.require_signed_jobs,
         )
         self.completer = Completer(
-            self.store, self.persistence, objects, self.ledger, self.held, settings.pool, self._stale
+            self.store, self.persistence, objects, self.ledger, self.in_flight, settings.pool, self._stale
         )
-        handover = Handover(self.held, settings.revoke_drain_s)
+        handover = Handover(self.in_flight, settings.revoke_drain_s)
         self.consumer = JobConsumer(
             settings,
             self.ledger,
-            Counts(self._num_held, self.held.num_joined),
-            ConsumerListener(self.acceptor.receive, self._on_assigned, handover.drained, self.held.displace),
+            Counts(self._num_jobs, self.in_flight.num_joined),
+            ConsumerListener(self.acceptor.receive, self._on_assigned, handover.drained, self.in_flight.forget_places),
         )
         self.guard = Guard(
             _breaker_limits(settings),
@@ -155,18 +157,18 @@ class Worker:
             self.store,
             self.persistence,
             self.ledger,
-            self.held,
+            self.in_flight,
             self.runner,
             self.acceptor,
             settings.lease_s,
             settled=lambda: self.consumer.settled,
         )
 
-    def _num_held(self, lane: Lane) -> int:
-        """Jobs of a lane in memory, those included that the database is being asked about."""
-        return self.held.count(lane) + self.acceptor.num_undecided(lane)
+    def _num_jobs(self, lane: Lane) -> int:
+        """Jobs of a lane in memory, including those that the acceptor is looking up in the database."""
+        return self.in_flight.count(lane) + self.acceptor.num_undecided(lane)
 
-    def _on_database(self, failing: bool) -> None:  # a callback with one meaning
+    def _on_database(self, failing: bool) -> None:
         pressure = self.consumer.pressure
         pressure.pause(DATABASE_PAUSE) if failing else pressure.resume(DATABASE_PAUSE)
 
@@ -190,7 +192,7 @@ class Worker:
         self.runner.wake()
 
     async def _start(self, jobs: Sequence[Job]) -> dict[JobKey, int]:
-        return await self.persistence.insist(partial(self.store.start, jobs))
+        return await self.persistence.retry_until_done(partial(self.store.start, jobs))
 
     def _on_rejected(self, rejection: Rejection) -> None:
         self.guard.rejected(rejection)
@@ -199,21 +201,21 @@ class Worker:
         self.guard.ended(outcome)
         self.completer.submit(outcome)
 
-    def _park(self, ticket: Ticket) -> None:
-        self.parking.park(ticket)
+    def _park(self, request: ParkRequest) -> None:
+        self.parking.park(request)
 
-    def _adapter_known(self, digest: str) -> None:
-        self.parking.hurry(digest)
+    def _on_load_ended(self, digest: str) -> None:
+        self.parking.make_due(digest)
 
     def _retry(self, job: Job) -> None:
         delay_s = retry_delay_s(job.attempts, self._settings.retry_delay_s)
-        self.parking.park(Ticket(job, "retry", delay_s))
+        self.parking.park(ParkRequest(job, "retry", delay_s))
 
     async def _run_parked(self, jobs: Sequence[Job]) -> None:
         self.runner.add(await self.cancellations.screen(jobs))
 
     def on_control(self) -> None:
-        """Something was asked of the workers: look into the database at once."""
+        """A control record or a database notification arrived: read the database now."""
         self.cancellations.wake()
         self.parking.wake()
 

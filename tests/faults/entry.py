@@ -62,7 +62,7 @@ def _dump_state_on_signal() -> None:
 
     def dump(*_: object) -> None:
         for worker in [each for each in gc.get_objects() if isinstance(each, Worker)]:
-            print("IN FLIGHT", Counter(_described(worker, job) for job in worker.held), flush=True)
+            print("IN FLIGHT", Counter(_described(worker, job) for job in worker.in_flight), flush=True)
             print("RUNNER", vars(worker.runner), flush=True)
 
     signal.signal(signal.SIGUSR1, dump)

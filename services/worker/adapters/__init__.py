@@ -1,1 +1,1 @@
-"""Which adapters the engine holds: loads, evictions, failures. Called by execution; knows no record and no row."""
+"""The adapters in the engine: loads, evictions, failures. Called by execution; independent of records and rows."""

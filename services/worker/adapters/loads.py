@@ -1,4 +1,4 @@
-"""Brings adapters into the engine while others run: which to load next, which to evict, and what fails with them."""
+"""Loads adapters into the engine while jobs run: which to load next, which to evict, which jobs fail with them."""
 
 import asyncio
 import time
@@ -16,141 +16,141 @@ from services.worker.adapters.residency import Residency
 from services.worker.engine.bridge import EngineLostError
 from services.worker.jobs import BASE_GROUP, Job, Outcome, failed
 from services.worker.queue.backlog import Backlog, Waiting
-from services.worker.queue.parking_store import Ticket
+from services.worker.queue.parking_store import ParkRequest
 from services.worker.queue.retry_policy import recheck_delay_s
 
 MAX_LOADS = 4
-PATIENCE_S = 1.0
+URGENT_AFTER_S = 1.0
 RETRY_DELAYS_S = (0.2, 1.0, 2.0, 5.0)
 _log = telemetry.get_logger()
 
 
-class HoldsAdapters(Protocol):
-    """The part of the stager that is needed here."""
+class AdapterStager(Protocol):
+    """The part of the stager that this module uses."""
 
     def hold(self, digest: str, uri: str, size_bytes: int) -> AbstractAsyncContextManager[Path]:
-        """The adapter's directory on disk, kept there inside the block."""
+        """The adapter's directory, which stays on disk inside the block."""
 
 
-class LoadsAdapters(Protocol):
-    """The part of the engine bridge that is needed here."""
+class AdapterLoader(Protocol):
+    """The part of the engine bridge that this module uses."""
 
     ready: bool
 
     async def load(self, digest: str, path: Path) -> int:
-        """Load from a directory; returns bytes in memory."""
+        """Load an adapter from a directory; returns its bytes in memory."""
 
     def unload(self, digest: str) -> None:
-        """Drop it."""
+        """Unload an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
-    """Seconds that a job waits for its adapter: in memory while it is being loaded, and in all."""
+class WaitLimits:
+    """How long a job waits for its adapter: in memory during a load, and in total, in seconds."""
 
     park_after_s: float
     timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Whom adapters tell: a job ended; one waits too long to stay here; what became of an adapter is known; jobs of
-    another group may start; a defect."""
+class AdapterCallbacks:
+    """`finish` accepts an outcome and `park` a job with a long wait; `known` is called when a load ended, `opened` when
+    jobs of another group may start, `crashed` with an unexpected error."""
 
     finish: Callable[[Outcome], None]
-    park: Callable[[Ticket], None]
-    known: Callable[[str], None]
+    park: Callable[[ParkRequest], None]
+    load_ended: Callable[[str], None]
     opened: Callable[[], None]
     crashed: Callable[[BaseException], None]
 
 
 class Adapters:
-    """Owner of the adapters in the engine."""
+    """Owns the adapters in the engine."""
 
     def __init__(
         self,
-        stager: HoldsAdapters,
-        engine: LoadsAdapters,
+        stager: AdapterStager,
+        engine: AdapterLoader,
         backlog: Backlog[Job],
         budget_bytes: int,
-        waits: Waits,
-        tell: Tell,
+        waits: WaitLimits,
+        callbacks: AdapterCallbacks,
     ) -> None:
         self._stager = stager
         self._engine = engine
         self._backlog = backlog
         self._residency = Residency(budget_bytes)
         self._waits = waits
-        self._tell = tell
+        self._callbacks = callbacks
         self._began: dict[str, float] = {}
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._cold_since: dict[str, float] = {}
-        self._trouble: dict[str, str] = {}
+        self._last_error: dict[str, str] = {}
         self._draining: set[str] = set()
         self._on_disk: dict[str, AsyncExitStack] = {}
         self._releases: set[asyncio.Task[None]] = set()
 
-    def use(self, job: Job) -> None:
-        """The job goes to the engine."""
+    def acquire(self, job: Job) -> None:
+        """Count a job that goes to the engine as a user of its adapter."""
         if job.group != BASE_GROUP:
-            self._residency.use(job.group)
+            self._residency.acquire(job.group)
 
-    def leave(self, job: Job) -> None:
-        """The job left the engine."""
+    def release(self, job: Job) -> None:
+        """Count a job that left the engine."""
         if job.group != BASE_GROUP:
-            self._residency.leave(job.group)
+            self._residency.release(job.group)
 
     def plan(self, now: float) -> None:
-        """Start the loads that are due, make room for them, and give up on jobs that waited too long."""
+        """Start loads, make room for them, and fail or park jobs that have waited too long."""
         if not self._engine.ready:
             return
         cold = [group for group, _ in self._backlog.closed_groups(now) if not self._residency.is_loaded(group)]
         self._cold_since = {group: self._cold_since.get(group, now) for group in cold}
         drain: set[str] = set()
         for group in cold:
-            self._give_up_late(group, now)
-            self._park_long(group, now)
+            self._fail_overdue(group, now)
+            self._park_waiting(group, now)
             if group not in self._residency and len(self._loads) < MAX_LOADS:
                 drain |= self._begin(group, now)
         self._drain(drain)
 
     def _begin(self, group: str, now: float) -> set[str]:
-        """Start loading an adapter if there is room; returns the adapters that must be drained for it."""
+        """Start loading an adapter if there is room; returns the adapters to drain for it."""
         waiting = next(self._backlog.waiting_in(group), None)
         if waiting is None:
             return set()
-        adapter = waiting.job.grant.adapter
+        adapter = waiting.job.claim.adapter
         assert adapter is not None
         if adapter.size_bytes > self._residency.budget_bytes:
             budget = f"LORAQ_HOST_CACHE_BYTES, {self._residency.budget_bytes}"
             self._fail(adapter, f"it has {adapter.size_bytes} bytes, more than {budget}")
             return set()
         wanted = self._backlog.groups()
-        urgent = now - self._cold_since[group] > PATIENCE_S
-        room = self._residency.reserve(group, adapter.size_bytes, wanted, urgent=urgent)
-        for victim in room.evict:
+        urgent = now - self._cold_since[group] > URGENT_AFTER_S
+        reservation = self._residency.reserve(group, adapter.size_bytes, wanted, urgent=urgent)
+        for victim in reservation.evict:
             self._evict(victim)
-        if room.granted:
+        if reservation.granted:
             task = asyncio.create_task(self._load(adapter), name=f"load {group[:12]}")
             task.add_done_callback(self._on_load_done)
             self._loads[group] = task
             self._began[group] = now
-        return set(room.drain)
+        return set(reservation.drain)
 
     def _on_load_done(self, task: asyncio.Task[None]) -> None:
-        """A load ends by itself whatever happens to the adapter; an error that gets here is a defect."""
+        """Report an error that `_load` did not handle: it is a defect."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._tell.crashed(error)
+            self._callbacks.crashed(error)
 
     def _evict(self, digest: str) -> None:
         telemetry.ADAPTER_EVICTIONS.labels(tier="host").inc()
         self._backlog.close(digest)
         self._draining.discard(digest)
         self._engine.unload(digest)
-        self._release(digest)
+        self._release_directory(digest)
 
     def _drain(self, drain: set[str]) -> None:
-        """Start no more jobs with these, and again with those that are no longer in anyone's way."""
+        """Start no more jobs with these adapters; reopen those that no longer need to be drained."""
         for digest in drain - self._draining:
             self._backlog.close(digest)
         for digest in self._draining - drain:
@@ -161,7 +161,7 @@ class Adapters:
     async def _load(self, adapter: AdapterVersion) -> None:
         began = time.monotonic()
         try:
-            num_bytes = await self._load_often(adapter)
+            num_bytes = await self._load_with_retries(adapter)
         except PermanentError as error:
             self._residency.drop(adapter.digest)
             self._fail(adapter, str(error))
@@ -174,10 +174,10 @@ class Adapters:
             if self._loads.get(adapter.digest) is asyncio.current_task():
                 del self._loads[adapter.digest]
                 del self._began[adapter.digest]
-                self._tell.known(adapter.digest)
+                self._callbacks.load_ended(adapter.digest)
 
-    async def _load_often(self, adapter: AdapterVersion) -> int:
-        """Fetch and load until it works or every job that wanted it has given up."""
+    async def _load_with_retries(self, adapter: AdapterVersion) -> int:
+        """Fetch and load, with retries until it succeeds or no job waits for the adapter."""
         attempt = 0
         while True:
             try:
@@ -185,22 +185,22 @@ class Adapters:
             except EngineLostError:
                 raise
             except RetryableError as error:
-                self._trouble[adapter.digest] = str(error)
+                self._last_error[adapter.digest] = str(error)
                 if next(self._backlog.waiting_in(adapter.digest), None) is None:
                     raise PermanentError(str(error)) from error
             await asyncio.sleep(RETRY_DELAYS_S[min(attempt, len(RETRY_DELAYS_S) - 1)])
             attempt += 1
 
     async def _hold_and_load(self, adapter: AdapterVersion) -> int:
-        """Keep the directory on disk for as long as the engine has the adapter: it may have to read it again."""
+        """Keep the directory on disk while the engine has the adapter: the engine may read it again."""
         async with AsyncExitStack() as stack:
             holding = self._stager.hold(adapter.digest, adapter.uri, adapter.size_bytes)
             num_bytes = await self._engine.load(adapter.digest, await stack.enter_async_context(holding))
-            self._release(adapter.digest)
+            self._release_directory(adapter.digest)
             self._on_disk[adapter.digest] = stack.pop_all()
         return num_bytes
 
-    def _release(self, digest: str) -> None:
+    def _release_directory(self, digest: str) -> None:
         if (stack := self._on_disk.pop(digest, None)) is not None:
             task = asyncio.create_task(stack.aclose(), name=f"release {digest[:12]}")
             self._releases.add(task)
@@ -209,7 +209,7 @@ class Adapters:
     def _loaded(self, digest: str, num_bytes: int) -> None:
         self._residency.loaded(digest, num_bytes)
         telemetry.ADAPTER_BYTES.labels(tier="host").set(self._residency.used_bytes)
-        self._trouble.pop(digest, None)
+        self._last_error.pop(digest, None)
         now, cold_since = time.monotonic(), self._cold_since.pop(digest, 0.0)
         for waiting in self._backlog.waiting_in(digest):
             waiting.job.load_s += now - max(waiting.since, cold_since)
@@ -217,36 +217,36 @@ class Adapters:
 
     def _open(self, digest: str) -> None:
         self._backlog.open(digest)
-        self._tell.opened()
+        self._callbacks.opened()
 
     def _fail(self, adapter: AdapterVersion, reason: str) -> None:
-        """End every job that waits for it: the next one will try again."""
+        """Fail every job that waits for the adapter; the next job starts a new load."""
         reason = f"adapter '{adapter.name}@{adapter.version}' cannot be loaded: {reason}"
         _log.warning("Adapter cannot be loaded", action="adapter_load_failed", digest=adapter.digest, reason=reason)
         for job in self._backlog.remove(lambda job: job.group == adapter.digest):
-            self._tell.finish(failed(job, ErrorCode.ADAPTER_LOAD_FAILED, reason))
+            self._callbacks.finish(failed(job, ErrorCode.ADAPTER_LOAD_FAILED, reason))
 
-    def _give_up_late(self, group: str, now: float) -> None:
+    def _fail_overdue(self, group: str, now: float) -> None:
         waiting_in = self._backlog.waiting_in(group)
-        late = {each.job.key for each in waiting_in if self._cold_for(each, now) > self._waits.timeout_s}
-        if not late:
+        overdue = {each.job.key for each in waiting_in if self._cold_for(each, now) > self._waits.timeout_s}
+        if not overdue:
             return
-        trouble = self._trouble.get(group)
-        for job in self._backlog.remove(lambda job: job.key in late):
-            adapter = job.grant.adapter
+        last_error = self._last_error.get(group)
+        for job in self._backlog.remove(lambda job: job.key in overdue):
+            adapter = job.claim.adapter
             assert adapter is not None
             bound = f"{self._waits.timeout_s:g} s (LORAQ_ADAPTER_LOAD_TIMEOUT_S)"
-            message = f"adapter '{adapter.name}@{adapter.version}' did not arrive within {bound}"
+            message = f"adapter '{adapter.name}@{adapter.version}' was not loaded within {bound}"
             code = ErrorCode.ADAPTER_LOAD_TIMEOUT
-            self._tell.finish(failed(job, code, f"{message}: {trouble}" if trouble else message))
+            self._callbacks.finish(failed(job, code, f"{message}: {last_error}" if last_error else message))
 
     def _cold_for(self, waiting: Waiting[Job], now: float) -> float:
-        """Seconds that a job has waited for its adapter, being parked included."""
+        """Seconds that a job has waited for its adapter, parked time included."""
         job = waiting.job
         return now - (max(waiting.since, self._cold_since[job.group]) if job.cold_since is None else job.cold_since)
 
-    def _park_long(self, group: str, now: float) -> None:
-        """While a load takes long its jobs stand in nobody's way; one that waits for room waits here for its turn."""
+    def _park_waiting(self, group: str, now: float) -> None:
+        """Park the jobs of a slow load. Jobs whose load has not begun wait in memory for their turn."""
         began = self._began.get(group)
         if began is None or now - began < self._waits.park_after_s:
             return
@@ -254,33 +254,33 @@ class Adapters:
         for job in self._backlog.remove(lambda job: job.group == group):
             waited_s = cold_for_s[job.key]
             delay_s = recheck_delay_s(waited_s, self._waits.timeout_s)
-            self._tell.park(Ticket(job, "adapter", delay_s, waited_s))
+            self._callbacks.park(ParkRequest(job, "adapter", delay_s, waited_s))
 
     def forget(self, digest: str) -> None:
-        """The engine says that it does not have it: load it again for the jobs that wait."""
+        """Load an adapter again for its waiting jobs: the engine reported that it does not have it."""
         self._residency.drop(digest)
         self._backlog.close(digest)
-        self._release(digest)
+        self._release_directory(digest)
 
     def lost(self) -> None:
-        """The engine was lost, and everything in it; waiting for an adapter starts anew."""
+        """Forget all adapters: the engine was lost. Waiting times start again."""
         for task in self._loads.values():
             task.cancel()
         self._loads.clear()
         self._began.clear()
         for digest in self._residency.digests():
             self._backlog.close(digest)
-            self._release(digest)
+            self._release_directory(digest)
         self._residency.clear()
         self._cold_since.clear()
         self._draining.clear()
 
     async def close(self) -> None:
-        """Abandon the loads that are under way and let go of every directory."""
+        """Cancel running loads and release every directory."""
         running = list(self._loads.values())
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         for digest in list(self._on_disk):
-            self._release(digest)
+            self._release_directory(digest)
         await asyncio.gather(*self._releases)

@@ -1,4 +1,4 @@
-"""Which adapters the engine holds, and which must go when another needs room. Pure policy."""
+"""The adapters in the engine, and which of them to evict for another. Pure policy."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection
@@ -17,10 +17,10 @@ Eligible: TypeAlias = Callable[[str, _Resident], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """How room is made: adapters to unload now, and adapters whose jobs must not be started any more.
+class Reservation:
+    """Adapters to unload now, and adapters to drain: no more of their jobs may start.
 
-    `granted` is False while the room is not there yet.
+    `granted` is False until there is enough room.
     """
 
     granted: bool
@@ -29,9 +29,9 @@ class Room:
 
 
 class Residency:
-    """Adapters in the engine by digest, within a budget of bytes; the least recently used go first.
+    """Adapters in the engine by digest, within a budget of bytes; evicts the least recently used first.
 
-    An adapter with users (jobs handed to the engine) is never evicted.
+    An adapter with users (jobs in the engine) is never evicted.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -40,7 +40,7 @@ class Residency:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all adapters, those that are being loaded included."""
+        """Bytes of all adapters, including those being loaded."""
         return sum(resident.num_bytes for resident in self._residents.values())
 
     def digests(self) -> list[str]:
@@ -50,10 +50,10 @@ class Residency:
     def __contains__(self, digest: str) -> bool:
         return digest in self._residents
 
-    def reserve(self, digest: str, num_bytes: int, wanted: Collection[str], *, urgent: bool) -> Room:
-        """Make room for an adapter and, if granted, count it as loading.
+    def reserve(self, digest: str, num_bytes: int, wanted: Collection[str], *, urgent: bool) -> Reservation:
+        """Make room for an adapter; if granted, it counts as loading.
 
-        Adapters in `wanted` have waiting jobs: they go only for an `urgent` one, which also drains those in use.
+        Adapters in `wanted` have waiting jobs: only an `urgent` request evicts them, and it also drains those in use.
         """
         assert digest not in self._residents, "an adapter is reserved once"
         missing = self.used_bytes + num_bytes - self.budget_bytes
@@ -63,14 +63,14 @@ class Residency:
             evict += more
         if missing > 0:
             in_use = self._pick(missing, lambda _, resident: bool(resident.users))[0] if urgent else ()
-            return Room(granted=False, drain=in_use)
+            return Reservation(granted=False, drain=in_use)
         for victim in evict:
             del self._residents[victim]
         self._residents[digest] = _Resident(num_bytes)
-        return Room(granted=True, evict=evict)
+        return Reservation(granted=True, evict=evict)
 
     def _pick(self, missing: int, eligible: Eligible) -> tuple[tuple[str, ...], int]:
-        """Least recently used eligible adapters until nothing is missing, and what is missing still."""
+        """Least recently used eligible adapters until `missing` bytes are covered, and the bytes still missing."""
         picked: list[str] = []
         for name, resident in self._residents.items():
             if missing <= 0:
@@ -81,31 +81,31 @@ class Residency:
         return tuple(picked), missing
 
     def loaded(self, digest: str, num_bytes: int) -> None:
-        """The engine holds it now; `num_bytes` is what it measured."""
+        """Mark an adapter as loaded, with the size that the engine measured."""
         resident = self._residents[digest]
         resident.loading, resident.num_bytes = False, num_bytes
         self._residents.move_to_end(digest)
 
     def drop(self, digest: str) -> None:
-        """It is not in the engine: its load failed."""
+        """Remove an adapter that is not in the engine."""
         self._residents.pop(digest, None)
 
-    def use(self, digest: str) -> None:
-        """A job with this adapter goes to the engine."""
+    def acquire(self, digest: str) -> None:
+        """Count a job with this adapter that goes to the engine."""
         self._residents[digest].users += 1
         self._residents.move_to_end(digest)
 
-    def leave(self, digest: str) -> None:
-        """A job with this adapter left the engine; of no consequence if the engine was lost in between."""
+    def release(self, digest: str) -> None:
+        """Count a job with this adapter that left the engine; no effect if the engine was lost meanwhile."""
         resident = self._residents.get(digest)
         if resident is not None and resident.users:
             resident.users -= 1
 
     def is_loaded(self, digest: str) -> bool:
-        """Whether jobs may be started with it."""
+        """Whether jobs may start with this adapter."""
         resident = self._residents.get(digest)
         return resident is not None and not resident.loading
 
     def clear(self) -> None:
-        """The engine was lost, and everything in it."""
+        """Remove all adapters: the engine was lost."""
         self._residents.clear()

@@ -1,1 +1,1 @@
-"""From waiting jobs to outcomes: feeds the engine, bounds running times, finds jobs that end it. Writes no row."""
+"""From waiting jobs to outcomes: feeds the engine, enforces timeouts, finds jobs that crash it. Writes no row."""

@@ -1,4 +1,4 @@
-"""What a worker's bounds say of a job that ends, or must. Pure policy: `now` is monotonic seconds."""
+"""Limits on attempts, running time and output size. Pure policy: `now` is monotonic seconds."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from services.worker.jobs import Job, Outcome, failed
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of a worker's engine. `capacity` is jobs handed to it at once: a batch, and some to follow at once."""
+    """Limits of a worker's engine. `capacity` is the most jobs in the engine: a batch, and some to follow at once."""
 
     capacity: int
     default_timeout_s: float
@@ -17,16 +17,16 @@ class Limits:
     max_result_bytes: int
 
     def outcome(self, job: Job, finished: Finished) -> Outcome:
-        """Of a job that the engine has finished: failed if its output is too large."""
+        """The outcome of a job that the engine has finished: failed if its output is too large."""
         num_bytes = len(finished.text.encode("utf-8", "replace"))
         if num_bytes > self.max_result_bytes:
             bound = f"LORAQ_MAX_RESULT_BYTES, {self.max_result_bytes}"
-            message = f"the output has {num_bytes} bytes, more than {bound}; ask for fewer tokens"
+            message = f"the output has {num_bytes} bytes, more than {bound}; request fewer tokens"
             return failed(job, ErrorCode.RESULT_TOO_LARGE, message, finished)
         return Outcome(job, JobState.SUCCEEDED, finished=finished)
 
-    def spent(self, job: Job, reason: str) -> Outcome | None:
-        """Of a job on which the engine failed once more: its end, or None while attempts are left."""
+    def exhausted(self, job: Job, reason: str) -> Outcome | None:
+        """The outcome after the engine failed on a job: None while attempts are left."""
         if job.attempts < self.max_attempts:
             return None
         message = f"the engine failed on this job {job.attempts} times (LORAQ_MAX_ATTEMPTS): {reason}"
@@ -36,13 +36,13 @@ class Limits:
         """Whether the job has failed before and has one attempt left."""
         return 0 < job.attempts == self.max_attempts - 1
 
-    def is_late(self, job: Job, now: float) -> bool:
-        """Whether a job that was started has run for longer than it may."""
+    def is_overdue(self, job: Job, now: float) -> bool:
+        """Whether a started job has exceeded its timeout."""
         assert job.started_at is not None
         timeout_ms = job.request.timeout_ms
         return now > job.started_at + (self.default_timeout_s if timeout_ms is None else timeout_ms / 1000)
 
     def timed_out(self, job: Job) -> Outcome:
-        """Of a job that is late."""
+        """The outcome of a job that exceeded its timeout."""
         bound_ms = job.request.timeout_ms or round(self.default_timeout_s * 1000)
         return failed(job, ErrorCode.TIMEOUT, f"the job ran longer than its {bound_ms} ms")

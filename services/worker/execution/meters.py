@@ -1,4 +1,4 @@
-"""Metrics of jobs that start."""
+"""Metrics of started jobs."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from services.process.metrics import observe_all
 
 
 def count_started(waits: Iterable[tuple[str, float]]) -> None:
-    """Count jobs that were handed to the engine: (lane, seconds in the backlog)."""
+    """Record started jobs, each as (lane, seconds in the backlog)."""
     by_lane: dict[str, list[float]] = {}
     for lane, seconds in waits:
         by_lane.setdefault(lane, []).append(seconds)

@@ -1,4 +1,4 @@
-"""A job as the engine takes it."""
+"""Converts a job to an engine request."""
 
 from functools import lru_cache
 from typing import Any
@@ -9,7 +9,7 @@ from services.worker.jobs import BASE_GROUP, Job
 
 
 def engine_request(job: Job, request_id: str) -> Request:
-    """The engine's form of a job; raises its InvalidRequestError."""
+    """The engine request of a job; raises the engine's InvalidRequestError."""
     request: JobRequest = job.request
     return Request(
         request_id=request_id,
@@ -28,5 +28,5 @@ def _sampling_params(sampling: Sampling) -> SamplingParams:
 
 @lru_cache(maxsize=1024)
 def _shared_params(*values: Any) -> SamplingParams:
-    """Most jobs ask for the same as others: one object for all of them is checked once and sent once per batch."""
+    """Shared between jobs with the same parameters: one object is validated once and pickled once per batch."""
     return SamplingParams(**dict(zip((*SAMPLING_SCALARS, "stop"), values, strict=True)))

@@ -1,8 +1,8 @@
-"""Which job ended the engine. Pure policy.
+"""Finds the job that crashed the engine. Pure policy.
 
-When the engine ends with several jobs in it, none is charged: they come back in halves, each half with the engine for
-itself, and what ends it again is halved again. A job that ends it alone is charged an attempt. So a bad job is found in
-as many ends as its batch can be halved, and takes none of its batch-mates' attempts with it.
+When the engine crashes with several jobs in it, none is charged an attempt. They run again in halves, each half alone
+in the engine, and a half that crashes it is halved again. A job that crashes it alone is charged an attempt. So a bad
+job is found after log2(batch size) crashes, at the cost of no attempt of the others.
 """
 
 import itertools
@@ -16,14 +16,14 @@ JobT = TypeVar("JobT")
 
 
 class Verdict(NamedTuple, Generic[JobT]):
-    """`charged` ended the engine alone; `again` are halves with the number of the trial that each stands."""
+    """`charged` crashed the engine alone; `again` holds the halves to run again, each with the number of its trial."""
 
     charged: JobT | None
     again: list[tuple[int, list[JobT]]]
 
 
 class Suspects(Generic[JobT]):
-    """Jobs that wait for an empty engine, and the numbers of their trials: jobs of one number stand it together."""
+    """Jobs that wait for an empty engine; those with the same trial number run together."""
 
     def __init__(self, trial_of: Callable[[JobT], int]) -> None:
         self._trial_of = trial_of
@@ -33,24 +33,24 @@ class Suspects(Generic[JobT]):
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def fresh(self) -> int:
-        """The number of a trial of its own."""
+    def new_trial(self) -> int:
+        """The number of a new trial."""
         return next(self._numbers)
 
     def judge(self, jobs: Sequence[JobT]) -> Verdict[JobT]:
-        """The engine ended with these jobs in it."""
+        """Decide about the jobs that were in the engine when it crashed."""
         if len(jobs) == 1:
             return Verdict(jobs[0], [])
         middle = len(jobs) // 2
         halves = [half for half in (list(jobs[:middle]), list(jobs[middle:])) if half]
-        return Verdict(None, [(self.fresh(), half) for half in halves])
+        return Verdict(None, [(self.new_trial(), half) for half in halves])
 
     def add(self, jobs: Sequence[JobT]) -> None:
-        """These wait for their trial."""
+        """Queue jobs for their trials."""
         self._waiting.extend(jobs)
 
     def next_trial(self) -> list[JobT]:
-        """The jobs that have the engine next, those of the oldest one's number; empty when none waits."""
+        """Remove and return the jobs of the oldest trial; empty if none waits."""
         if not self._waiting:
             return []
         number = self._trial_of(self._waiting[0])
@@ -59,7 +59,7 @@ class Suspects(Generic[JobT]):
         return together
 
     def remove(self, gone: Callable[[JobT], bool]) -> list[JobT]:
-        """Take out every job that matches."""
+        """Remove and return every job that matches."""
         removed = [job for job in self._waiting if gone(job)]
         self._waiting = deque(job for job in self._waiting if not gone(job))
         return removed

@@ -10,13 +10,13 @@ from functools import partial
 from schemas.common import ErrorCode, Lane
 from services.errors import PermanentError
 from services.process import telemetry
-from services.worker.in_flight import Held
+from services.worker.in_flight import InFlight
 from services.worker.intake.dead_letters import DeadLetters
 from services.worker.intake.records import authenticate, parse
 from services.worker.intake.tenant_keys import TenantKeys
 from services.worker.jobs import Candidate, Job, Outcome, Record, Rejection, cancelled, failed
 from services.worker.offsets.ledger import Ledger
-from services.worker.store.decisions import Conflict, Decision, Ended, Leased, MayStart, Taken
+from services.worker.store.decisions import Claimed, Conflict, Decision, Ended, Leased, MayStart
 from services.worker.store.jobs import JobStore
 from services.worker.store.persistence import Persistence, isolate
 
@@ -33,17 +33,17 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Handoff:
-    """Where jobs go from here: those that can run, and those that ended before they could.
+class AcceptorCallbacks:
+    """`run` accepts jobs that can run, `finish` outcomes of jobs that cannot.
 
-    `starter` answers, one job at a time, whether the engine would take another at once. `keep` takes a delivery whose
-    job another worker has had for long; False for one that should wait here.
+    `start_predicate` returns a predicate that says, once per job, whether the job would start immediately.
+    `park_delivery` accepts a delivery whose job another worker has had for long; returns False if it should wait here.
     """
 
     run: Callable[[Sequence[Job]], None]
     finish: Callable[[Outcome], None]
-    starter: Callable[[], MayStart]
-    keep: Callable[[Candidate], bool]
+    start_predicate: Callable[[], MayStart]
+    park_delivery: Callable[[Candidate], bool]
 
 
 class Acceptor:
@@ -55,9 +55,9 @@ class Acceptor:
         persistence: Persistence,
         keys: TenantKeys,
         ledger: Ledger,
-        held: Held,
+        in_flight: InFlight,
         dead_letters: DeadLetters,
-        handoff: Handoff,
+        callbacks: AcceptorCallbacks,
         *,
         cluster_id: str,
         require_signature: bool,
@@ -66,9 +66,9 @@ class Acceptor:
         self._persistence = persistence
         self._keys = keys
         self._ledger = ledger
-        self._held = held
+        self._in_flight = in_flight
         self._dead_letters = dead_letters
-        self._handoff = handoff
+        self._callbacks = callbacks
         self._cluster_id = cluster_id
         self._require_signature = require_signature
         self._arrived: deque[Candidate] = deque()
@@ -137,7 +137,7 @@ class Acceptor:
     async def _admitted(self, candidates: list[Candidate]) -> list[Candidate]:
         """Those that may speak for their tenants; the others go to the dead letters."""
         names = {candidate.key.tenant for candidate in candidates}
-        tenants = await self._persistence.insist(partial(self._keys.of, names)) if names else {}
+        tenants = await self._persistence.retry_until_done(partial(self._keys.of, names)) if names else {}
         admitted = []
         for candidate in candidates:
             rejection = authenticate(candidate, tenants, require_signature=self._require_signature)
@@ -153,7 +153,7 @@ class Acceptor:
         for candidate in candidates:
             if not self._ledger.holds(candidate.record.place):
                 continue
-            job = self._held.get(candidate.key)
+            job = self._in_flight.get(candidate.key)
             if job is not None:
                 self._join(job, candidate)
             elif candidate.key in fresh:
@@ -167,7 +167,7 @@ class Acceptor:
             self._conflict(candidate)
             return
         telemetry.JOBS_DUPLICATE.labels(lane=candidate.record.lane).inc()
-        self._held.join(job, candidate.record.place)
+        self._in_flight.join(job, candidate.record.place)
 
     async def _accept(self, candidates: list[Candidate]) -> None:
         if not candidates:
@@ -179,23 +179,23 @@ class Acceptor:
             if job is not None:
                 runnable.append(job)
         if runnable:
-            self._handoff.run(runnable)
+            self._callbacks.run(runnable)
 
     async def _ask(self, candidates: Sequence[Candidate]) -> list[Decision | Refused]:
-        return list(await self._persistence.insist(partial(self._take_or_decide, candidates)))
+        return list(await self._persistence.retry_until_done(partial(self._decide, candidates)))
 
-    async def _take_or_decide(self, candidates: Sequence[Candidate]) -> list[Decision]:
-        return await self._store.accept(candidates, self._handoff.starter())
+    async def _decide(self, candidates: Sequence[Candidate]) -> list[Decision]:
+        return await self._store.accept(candidates, self._callbacks.start_predicate())
 
     def _apply(self, candidate: Candidate, decision: Decision | Refused) -> Job | None:
         """Act on a decision; returns the job if it can run."""
         match decision:
-            case Taken():
-                return self._take(candidate, decision)
+            case Claimed():
+                return self._admit(candidate, decision)
             case Ended():
                 telemetry.JOBS_DUPLICATE.labels(lane=candidate.record.lane).inc()
                 self._ledger.finish(candidate.record.place)
-            case Leased(left_s) if not self._handoff.keep(candidate):
+            case Leased(left_s) if not self._callbacks.park_delivery(candidate):
                 self._leased.append((time.monotonic() + min(left_s + 0.01, MAX_RECHECK_S), candidate))
             case Conflict():
                 self._conflict(candidate)
@@ -205,14 +205,14 @@ class Acceptor:
                 self._dead_letters.put(Rejection(candidate.record, ErrorCode.INVALID_MESSAGE, reason))
         return None
 
-    def _take(self, candidate: Candidate, taken: Taken) -> Job | None:
-        job = Job(candidate, taken.grant, time.monotonic(), [candidate.record.place], attempts=taken.grant.attempts)
-        job.counted = taken.counted
-        self._held.add(job)
-        if taken.cancelled:
-            self._handoff.finish(cancelled(job))
-        elif taken.doom is not None:
-            self._handoff.finish(failed(job, taken.doom.code, taken.doom.message))
+    def _admit(self, candidate: Candidate, claimed: Claimed) -> Job | None:
+        job = Job(candidate, claimed.claim, time.monotonic(), [candidate.record.place], attempts=claimed.claim.attempts)
+        job.counted = claimed.counted
+        self._in_flight.add(job)
+        if claimed.cancelled:
+            self._callbacks.finish(cancelled(job))
+        elif claimed.failure is not None:
+            self._callbacks.finish(failed(job, claimed.failure.code, claimed.failure.message))
         else:
             return job
         return None

@@ -70,7 +70,7 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
     def __init__(self, settings: Settings, ledger: Ledger, counts: Counts, listener: Listener) -> None:
         self._settings = settings
         self._ledger = ledger
-        self._num_held, self._num_joined = counts.held, counts.joined
+        self._num_jobs, self._num_joined = counts.held, counts.joined
         self._listener = listener
         self._lanes = {settings.jobs_topic(lane): lane for lane in settings.lanes}
         self.pressure = Pressure(max(1, settings.max_backlog_jobs // len(self._lanes)))
@@ -151,7 +151,7 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
 
     def spare(self) -> tuple[list[Lane], int]:
         """Lanes that may take parked jobs, and how many each."""
-        spare = {lane: self.pressure.spare(self._num_held(lane)) for lane in self._lanes.values()}
+        spare = {lane: self.pressure.spare(self._num_jobs(lane)) for lane in self._lanes.values()}
         lanes = [lane for lane, count in spare.items() if count]
         return lanes, min((spare[lane] for lane in lanes), default=0)
 
@@ -159,7 +159,7 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
         """Records in hand; one that joined a job weighs little, so that repeats of one job leave room for others."""
         joined = self._num_joined(lane)
         num_open = self._ledger.num_open(self._settings.jobs_topic(lane))
-        return max(self._num_held(lane), num_open - joined + joined // JOINED_PER_JOB)
+        return max(self._num_jobs(lane), num_open - joined + joined // JOINED_PER_JOB)
 
     def _room(self) -> int:
         """Records that no open lane would choke on; the library wants at least one even if every lane is paused."""

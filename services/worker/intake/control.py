@@ -132,7 +132,7 @@ class ControlReader:
                 _passed_over(message, each)
         if not asked:
             return
-        tenants = await self._persistence.insist(partial(self._keys, {each.tenant for _, each in asked}))
+        tenants = await self._persistence.retry_until_done(partial(self._keys, {each.tenant for _, each in asked}))
         keys: set[JobKey] = set()
         for message, each in asked:
             signed = self._settings.require_signed_jobs
@@ -142,7 +142,7 @@ class ControlReader:
             else:
                 _passed_over(message, refusal)
         if keys:
-            await self._persistence.insist(partial(self._store.cancel, sorted(keys)))
+            await self._persistence.retry_until_done(partial(self._store.cancel, sorted(keys)))
             self._heard()
 
 

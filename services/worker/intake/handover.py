@@ -3,7 +3,7 @@
 import asyncio
 
 from services.process import telemetry
-from services.worker.in_flight import Held
+from services.worker.in_flight import InFlight
 from services.worker.jobs import Job
 from services.worker.offsets.ledger import Partition
 
@@ -18,13 +18,13 @@ class Handover:
     are released once it is known that their partition went.
     """
 
-    def __init__(self, held: Held, budget_s: float) -> None:
-        self._held = held
+    def __init__(self, in_flight: InFlight, budget_s: float) -> None:
+        self._in_flight = in_flight
         self._budget_s = budget_s
 
     async def drained(self, partitions: frozenset[Partition]) -> None:
         """Return when the jobs that ran of these partitions have ended, or the budget is spent."""
-        running = self._held.running_in(partitions)
+        running = self._in_flight.running_in(partitions)
         try:
             async with asyncio.timeout(self._budget_s):
                 while self._left(running):  # noqa: ASYNC110  # within the budget; every settled job would wake an event
@@ -35,4 +35,4 @@ class Handover:
             _log.info("Jobs still run", action="revoke_budget_spent", jobs=len(left), partitions=len(unready))
 
     def _left(self, jobs: list[Job]) -> list[Job]:
-        return [job for job in jobs if self._held.get(job.key) is job]
+        return [job for job in jobs if self._in_flight.get(job.key) is job]

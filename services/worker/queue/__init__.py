@@ -1,1 +1,1 @@
-"""Accepted jobs that wait: order, retry policy, parking, cancellation. Knows no engine and no adapter on disk."""
+"""Accepted jobs that wait: order, retry policy, parking, cancellation. Independent of the engine and of staging."""

@@ -1,8 +1,8 @@
-"""The backlog: jobs that wait for the engine, grouped by adapter, and which of them goes next. Pure policy.
+"""The backlog: jobs that wait for the engine, grouped by adapter, and the order in which they run. Pure policy.
 
-Lanes share the engine by weight, so none starves: a lane is charged the inverse of its weight for every job, and the
-lane charged least goes next. Inside a lane the oldest job of an open group goes next. A group is open while its
-adapter is loaded; jobs of closed groups wait without holding others.
+Lanes share the engine by weight, so none starves: each job charges its lane the inverse of the lane's weight, and the
+lane with the lowest charge goes next. Within a lane the oldest job of an open group goes next. A group is open while
+its adapter is loaded; jobs of closed groups wait without blocking others.
 """
 
 import heapq
@@ -20,7 +20,7 @@ JobT = TypeVar("JobT")
 
 
 class Waiting(NamedTuple, Generic[JobT]):
-    """A job in the backlog; the smallest `order` is the oldest, `since` is when it was queued."""
+    """A job in the backlog; the lowest `order` is the oldest, `since` is when it was queued."""
 
     order: int
     since: float
@@ -48,7 +48,7 @@ class _LaneQueue(Generic[JobT]):
 
 
 class Backlog(Generic[JobT]):
-    """Bounded queue of jobs. `group` is an adapter's digest, `BASE_GROUP` for the base model, which is always open."""
+    """Bounded queue of jobs. `group` is an adapter's digest or `BASE_GROUP`, which is always open."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -62,16 +62,16 @@ class Backlog(Generic[JobT]):
         return self._size
 
     def add(self, job: JobT, lane: Lane, group: str, now: float) -> None:
-        """Queue a job behind those of its lane and group; `now` in seconds on any steady clock."""
+        """Append a job to its lane and group; `now` is seconds on any monotonic clock."""
         assert self._size < self.capacity, "the backlog is full: partitions should have been paused"
         self._append(job, lane, group, now, order=self._next_order)
         self._next_order += 1
 
-    def put_back(self, job: JobT, lane: Lane, group: str, now: float) -> None:
-        """Queue a job again in front of all others of its group: it has waited once already."""
+    def requeue(self, job: JobT, lane: Lane, group: str, now: float) -> None:
+        """Queue a job again, ahead of all others of its lane: it has already waited once."""
         self._first_order -= 1
         queue = self._lanes[lane]
-        self._wake(queue)
+        self._align_charge(queue)
         queue.groups.setdefault(group, deque()).appendleft(Waiting(self._first_order, now, job))
         self._size += 1
         if group in self._open:
@@ -79,43 +79,43 @@ class Backlog(Generic[JobT]):
 
     def _append(self, job: JobT, lane: Lane, group: str, now: float, order: int) -> None:
         queue = self._lanes[lane]
-        self._wake(queue)
+        self._align_charge(queue)
         waiting = queue.groups.setdefault(group, deque())
         waiting.append(Waiting(order, now, job))
         self._size += 1
         if len(waiting) == 1 and group in self._open:
             queue.push_head(group)
 
-    def _wake(self, queue: _LaneQueue[JobT]) -> None:
-        """A lane that was empty starts level with the others: it may not hoard what it did not use."""
+    def _align_charge(self, queue: _LaneQueue[JobT]) -> None:
+        """Start a lane that was empty at the charge of the others: it cannot save up an unused share."""
         if not queue.groups:
             charges = [other.charge for other in self._lanes.values() if other.groups]
             queue.charge = max(queue.charge, min(charges, default=queue.charge))
 
     def open(self, group: str) -> None:
-        """The group's adapter is loaded: its jobs may be taken."""
+        """Mark a group's adapter as loaded: its jobs may start."""
         self._open.add(group)
         for queue in self._lanes.values():
             if group in queue.groups:
                 queue.push_head(group)
 
     def is_open(self, group: str) -> bool:
-        """Whether the group's jobs may be taken."""
+        """Whether the group's jobs may start."""
         return group in self._open
 
     def close(self, group: str) -> None:
-        """The group's adapter is gone or going: its jobs wait."""
-        assert group != BASE_GROUP, "the base model is always there"
+        """Mark a group's adapter as unloaded or draining: its jobs wait."""
+        assert group != BASE_GROUP, "the base model is always loaded"
         self._open.discard(group)
 
-    def take(self, limit: int) -> list[JobT]:
-        """Remove and return up to `limit` jobs of open groups, in the order in which they should run."""
-        taken: list[JobT] = []
-        while len(taken) < limit and (choice := self._next_choice()) is not None:
+    def pop(self, limit: int) -> list[JobT]:
+        """Remove and return up to `limit` jobs of open groups, in the order in which they run."""
+        popped: list[JobT] = []
+        while len(popped) < limit and (choice := self._next_choice()) is not None:
             queue, group = choice
-            taken.append(self._pop(queue, group))
+            popped.append(self._pop(queue, group))
             queue.charge += 1.0 / queue.weight
-        return taken
+        return popped
 
     def _next_choice(self) -> tuple[_LaneQueue[JobT], str] | None:
         best: tuple[_LaneQueue[JobT], str] | None = None
@@ -135,7 +135,7 @@ class Backlog(Generic[JobT]):
         return waiting.job
 
     def remove(self, matches: Callable[[JobT], bool]) -> list[JobT]:
-        """Remove and return every job that matches: lost partitions, failed adapters, cancellations."""
+        """Remove and return every job that matches."""
         removed: list[JobT] = []
         for queue in self._lanes.values():
             for group in list(queue.groups):
@@ -162,7 +162,7 @@ class Backlog(Generic[JobT]):
         return removed
 
     def closed_groups(self, now: float) -> list[tuple[str, float]]:
-        """Groups whose adapter must be loaded, with the time since which their oldest job waits; most urgent first.
+        """Groups whose adapter must be loaded, each with the time its oldest job was queued; most urgent first.
 
         Urgency is the wait of a lane's oldest job times the lane's weight: every wait grows, so no group starves.
         """
@@ -177,7 +177,7 @@ class Backlog(Generic[JobT]):
         return [(group, since[group]) for group in sorted(urgency, key=lambda group: -urgency[group])]
 
     def groups(self) -> set[str]:
-        """Groups that have waiting jobs."""
+        """Groups with waiting jobs."""
         return {group for queue in self._lanes.values() for group in queue.groups}
 
     def waiting_in(self, group: str) -> Iterator[Waiting[JobT]]:

@@ -1,4 +1,4 @@
-"""Jobs that must wait for long leave this worker's memory for the database, and come back when they are due."""
+"""Moves jobs with a long wait from this worker's memory to the database, and claims them when they are due."""
 
 import asyncio
 import time
@@ -10,10 +10,10 @@ from functools import partial
 from schemas.common import ErrorCode, Lane
 from services.errors import PermanentError
 from services.process import telemetry
-from services.worker.in_flight import Held
+from services.worker.in_flight import InFlight
 from services.worker.jobs import NO_TRIAL, Candidate, Job, JobKey, Outcome, Phase, expired, failed
 from services.worker.offsets.ledger import Ledger
-from services.worker.queue.parking_store import ParkingStore, TakenUp, Ticket
+from services.worker.queue.parking_store import ParkingStore, ParkRequest, Unparked
 from services.worker.store.persistence import Persistence, isolate
 
 MAX_BATCH = 200
@@ -21,75 +21,75 @@ _log = telemetry.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
-    """Where jobs go from here: those that may run, those that ended, those that were another worker's, and the number
-    of a trial for one that must be alone in the engine."""
+class ParkingCallbacks:
+    """`run` accepts claimed jobs, `finish` outcomes, `stale` jobs that another worker owns; `drop` removes jobs from
+    the backlog and the engine; `trial` returns the number of a new trial, for a job that must run alone."""
 
     run: Callable[[Sequence[Job]], Awaitable[None]]
     finish: Callable[[Outcome], None]
     stale: Callable[[Job], None]
     drop: Callable[[Collection[Job]], None]
-    trial: Callable[[], int]
+    new_trial: Callable[[], int]
 
 
 class Parking:
-    """One loop: writes what is to be parked, and takes up what is due. `room` says how many of which lanes may come."""
+    """One loop that parks jobs and claims due ones. `claimable` returns the lanes and the most jobs to claim."""
 
     def __init__(
         self,
         store: ParkingStore,
         persistence: Persistence,
         ledger: Ledger,
-        held: Held,
-        ways: Ways,
-        room: Callable[[], tuple[list[Lane], int]],
+        in_flight: InFlight,
+        callbacks: ParkingCallbacks,
+        claimable: Callable[[], tuple[list[Lane], int]],
         poll_s: float,
-        patience_s: float,
+        park_after_s: float,
     ) -> None:
         self._store = store
         self._persistence = persistence
         self._ledger = ledger
-        self._held = held
-        self._ways = ways
-        self._room = room
+        self._in_flight = in_flight
+        self._callbacks = callbacks
+        self._claimable = claimable
         self._poll_s = poll_s
-        self._patience_s = patience_s
-        self._tickets: deque[Ticket] = deque()
+        self._park_after_s = park_after_s
+        self._requests: deque[ParkRequest] = deque()
         self._deliveries: deque[Candidate] = deque()
         self._digests: set[str] = set()
         self._wake = asyncio.Event()
 
-    def park(self, ticket: Ticket) -> None:
-        """Take a job that nobody else here has any more; its records are done with once it is written."""
-        ticket.job.phase = Phase.COMPLETING
-        self._tickets.append(ticket)
+    def park(self, request: ParkRequest) -> None:
+        """Park a job that is neither in the backlog nor in the engine; its records are finished once it is written."""
+        request.job.phase = Phase.COMPLETING
+        self._requests.append(request)
         self._wake.set()
 
-    def keep(self, candidate: Candidate) -> bool:
-        """Keep the request of a job that another worker has; False, and nothing happens, before that took long.
+    def park_delivery(self, candidate: Candidate) -> bool:
+        """Park the delivery of a job that another worker owns; returns False if it has not waited long enough.
 
-        The record is done with once it is written.
+        Its record is finished once it is written.
         """
-        if time.monotonic() - candidate.received_at < self._patience_s:
+        if time.monotonic() - candidate.received_at < self._park_after_s:
             return False
         self._deliveries.append(candidate)
         self._wake.set()
         return True
 
-    def hurry(self, digest: str) -> None:
-        """What became of this adapter is known: jobs that are parked for it are due."""
+    def make_due(self, digest: str) -> None:
+        """Make the jobs that are parked for this adapter due: its load has ended."""
         self._digests.add(digest)
         self._wake.set()
 
     def wake(self) -> None:
-        """Something may be due."""
+        """Check for due jobs immediately."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Park and take up, for ever."""
+        """Park jobs and claim due ones until cancelled."""
         while True:
             await self.write()
-            await self._take_up()
+            await self._claim_due()
             try:
                 async with asyncio.timeout(self._poll_s):
                     await self._wake.wait()
@@ -98,83 +98,84 @@ class Parking:
             self._wake.clear()
 
     async def write(self) -> None:
-        """Park everything that waits for it."""
-        while self._tickets:
-            await self._park([self._tickets.popleft() for _ in range(min(len(self._tickets), MAX_BATCH))])
+        """Write everything that is to be parked."""
+        while self._requests:
+            await self._park([self._requests.popleft() for _ in range(min(len(self._requests), MAX_BATCH))])
         while self._deliveries:
-            await self._keep([self._deliveries.popleft() for _ in range(min(len(self._deliveries), MAX_BATCH))])
+            await self._park_deliveries(
+                [self._deliveries.popleft() for _ in range(min(len(self._deliveries), MAX_BATCH))]
+            )
         while self._digests:
-            await self._persistence.insist(partial(self._store.hurry, self._digests.pop()))
+            await self._persistence.retry_until_done(partial(self._store.make_due, self._digests.pop()))
 
-    async def _park(self, tickets: list[Ticket]) -> None:
-        tickets = [
-            ticket for ticket in tickets if self._held.get(ticket.job.key) is ticket.job
-        ]  # or given up meanwhile
-        outcomes = await isolate(tickets, self._written, self._refused) if tickets else []
-        for ticket, is_ours in zip(tickets, outcomes, strict=True):
+    async def _park(self, requests: list[ParkRequest]) -> None:
+        # A job may have been given up meanwhile.
+        requests = [request for request in requests if self._in_flight.get(request.job.key) is request.job]
+        outcomes = await isolate(requests, self._written, self._refused) if requests else []
+        for request, is_ours in zip(requests, outcomes, strict=True):
             if is_ours is None:
                 continue
-            self._held.remove(ticket.job)
+            self._in_flight.remove(request.job)
             if not is_ours:
-                self._ways.stale(ticket.job)
+                self._callbacks.stale(request.job)
                 continue
-            telemetry.JOBS_PARKED.labels(reason=ticket.reason).inc()
-            for place in ticket.job.places:
+            telemetry.JOBS_PARKED.labels(reason=request.reason).inc()
+            for place in request.job.places:
                 self._ledger.finish(place)
 
-    async def _written(self, tickets: Sequence[Ticket]) -> list[bool | None]:
-        ours: set[JobKey] = await self._persistence.insist(partial(self._store.park, tickets))
-        return [ticket.job.key in ours for ticket in tickets]
+    async def _written(self, requests: Sequence[ParkRequest]) -> list[bool | None]:
+        ours: set[JobKey] = await self._persistence.retry_until_done(partial(self._store.park, requests))
+        return [request.job.key in ours for request in requests]
 
-    async def _refused(self, ticket: Ticket, error: PermanentError) -> bool | None:
-        """The database refuses this one: it ends."""
-        self._ways.finish(failed(ticket.job, ErrorCode.ENGINE_ERROR, f"the job cannot be parked: {error}"))
+    async def _refused(self, request: ParkRequest, error: PermanentError) -> bool | None:
+        """Fail a job that the database cannot store."""
+        self._callbacks.finish(failed(request.job, ErrorCode.ENGINE_ERROR, f"the job cannot be parked: {error}"))
         return None
 
-    async def _keep(self, candidates: list[Candidate]) -> None:
+    async def _park_deliveries(self, candidates: list[Candidate]) -> None:
         waiting = [each for each in candidates if self._ledger.holds(each.record.place)]
         if waiting:
-            await self._persistence.insist(partial(self._store.store_deliveries, waiting))
+            await self._persistence.retry_until_done(partial(self._store.store_deliveries, waiting))
         for candidate in waiting:
             telemetry.JOBS_PARKED.labels(reason="lease").inc()
             self._ledger.finish(candidate.record.place)
 
-    async def _take_up(self) -> None:
+    async def _claim_due(self) -> None:
         while True:
-            lanes, limit = self._room()
+            lanes, limit = self._claimable()
             if not lanes or limit <= 0:
                 return
             asked = min(limit, MAX_BATCH)
-            taken = await self._persistence.insist(partial(self._store.take_due, lanes, asked))
-            jobs = [job for each in taken if (job := self._take(each)) is not None]
+            claimed = await self._persistence.retry_until_done(partial(self._store.claim_due, lanes, asked))
+            jobs = [job for each in claimed if (job := self._admit(each)) is not None]
             if jobs:
-                await self._ways.run(jobs)
-            if len(taken) < asked:
+                await self._callbacks.run(jobs)
+            if len(claimed) < asked:
                 return
 
-    def _take(self, each: TakenUp) -> Job | None:
-        """Hold the job; returns it if it may run."""
+    def _admit(self, each: Unparked) -> Job | None:
+        """Put the job in flight; returns it if it may run."""
         telemetry.JOBS_UNPARKED.inc()
-        candidate, grant, now = each.due.candidate, each.taken.grant, time.monotonic()
-        trial = self._ways.trial() if each.due.alone else NO_TRIAL
-        job = Job(candidate, grant, now, attempts=grant.attempts, trial=trial)
+        candidate, claim, now = each.due.candidate, each.claimed.claim, time.monotonic()
+        trial = self._callbacks.new_trial() if each.due.alone else NO_TRIAL
+        job = Job(candidate, claim, now, attempts=claim.attempts, trial=trial)
         if each.due.cold_for_s is not None:
             job.cold_since, job.load_s = now - each.due.cold_for_s, each.due.cold_for_s
-        if (earlier := self._held.get(job.key)) is not None:
+        if (earlier := self._in_flight.get(job.key)) is not None:
             self._replace(earlier, job)
-        self._held.add(job)
+        self._in_flight.add(job)
         deadline = job.request.deadline
-        if deadline is not None and deadline <= each.taken_at:
-            self._ways.finish(expired(job))
-        elif each.taken.doom is not None:
-            self._ways.finish(failed(job, each.taken.doom.code, each.taken.doom.message))
+        if deadline is not None and deadline <= each.claimed_at:
+            self._callbacks.finish(expired(job))
+        elif each.claimed.failure is not None:
+            self._callbacks.finish(failed(job, each.claimed.failure.code, each.claimed.failure.message))
         else:
             return job
         return None
 
     def _replace(self, earlier: Job, job: Job) -> None:
-        """Our own lease had run out, and we took the job a second time: the newer fence is the one that counts."""
+        """Replace a job whose lease expired and that this worker claimed again: only the newer fence can write."""
         telemetry.STALE_WRITES.inc()
-        self._ways.drop([earlier])
-        self._held.remove(earlier)
+        self._callbacks.drop([earlier])
+        self._in_flight.remove(earlier)
         job.places = earlier.places

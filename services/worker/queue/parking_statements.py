@@ -1,7 +1,7 @@
-"""SQL of parked jobs, by name.
+"""SQL statements for parked jobs, by name.
 
-A row of `parked_jobs` is the request of a job whose Kafka record is no longer needed. It stays until the job is
-terminal: while a worker has the job, the row is due when that worker's lease runs out.
+A row of `parked_jobs` is the request of a job whose Kafka record is no longer needed. It is kept until the job is
+terminal: while a worker owns the job, the row is due when that worker's lease expires.
 """
 
 from services.worker.store.batch import ATTEMPT, DATED, JOB, batch
@@ -30,10 +30,10 @@ REQUEST = {
 
 PARK_JOBS = f"""
 update loraq.jobs
-set state = 'parked', lease_until = null, attempts = held.attempts
-from {batch("held", ATTEMPT | {"attempts": "integer"})}
-where jobs.accepted_on = held.accepted_on and jobs.tenant = held.tenant and jobs.job_id = held.job_id
-    and jobs.fence = held.fence and jobs.state in ('queued', 'running')
+set state = 'parked', lease_until = null, attempts = sent.attempts
+from {batch("sent", ATTEMPT | {"attempts": "integer"})}
+where jobs.accepted_on = sent.accepted_on and jobs.tenant = sent.tenant and jobs.job_id = sent.job_id
+    and jobs.fence = sent.fence and jobs.state in ('queued', 'running')
 returning jobs.tenant, jobs.job_id
 """
 
@@ -78,7 +78,7 @@ limit $3
 for update skip locked
 """
 
-TAKE_DUE = f"""
+CLAIM_DUE = f"""
 update loraq.jobs
 set fence = jobs.fence + 1, state = 'queued', worker = $4, lease_until = clock_timestamp() + $5::interval
 from {batch("due", DATED)}
@@ -88,10 +88,10 @@ where jobs.accepted_on = due.accepted_on and jobs.tenant = due.tenant and jobs.j
          and coalesce(jobs.lease_until, '-infinity') <= clock_timestamp())
 returning
     jobs.tenant, jobs.job_id, jobs.accepted_on, jobs.fence, jobs.attempts, jobs.adapter_version,
-    extract(epoch from clock_timestamp() - jobs.accepted_at)::float8 as age_s, clock_timestamp() as taken_at
+    extract(epoch from clock_timestamp() - jobs.accepted_at)::float8 as age_s, clock_timestamp() as claimed_at
 """
 
-PUSH_ON = f"""
+POSTPONE_LEASED = f"""
 update loraq.parked_jobs
 set due_at = greatest(jobs.lease_until, clock_timestamp())
 from loraq.jobs, {batch("due", DATED)}
@@ -99,7 +99,7 @@ where parked_jobs.tenant = due.tenant and parked_jobs.job_id = due.job_id
     and jobs.accepted_on = due.accepted_on and jobs.tenant = due.tenant and jobs.job_id = due.job_id
 """
 
-DROP_ENDED = f"""
+DELETE_ENDED = f"""
 delete from loraq.parked_jobs
 using loraq.jobs, {batch("due", DATED)}
 where parked_jobs.tenant = due.tenant and parked_jobs.job_id = due.job_id
@@ -107,7 +107,7 @@ where parked_jobs.tenant = due.tenant and parked_jobs.job_id = due.job_id
     and jobs.state in ('succeeded', 'failed', 'cancelled', 'expired')
 """
 
-HURRY_ADAPTER = """
+MAKE_ADAPTER_DUE = """
 update loraq.parked_jobs
 set due_at = clock_timestamp()
 where pool = $1 and adapter_digest = $2 and reason = 'adapter' and due_at > clock_timestamp()

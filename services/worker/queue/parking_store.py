@@ -1,4 +1,4 @@
-"""Parked jobs in the database: a job and its request move there in one transaction, and back under a new fence."""
+"""Parked jobs in the database: a job and its request are parked in one transaction, and claimed with a new fence."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -15,7 +15,7 @@ from services.worker.intake.records import parse
 from services.worker.jobs import NO_TRIAL, Candidate, Job, JobKey, Record, Rejection
 from services.worker.offsets.ledger import Partition, Place
 from services.worker.queue import parking_statements as sql
-from services.worker.store.decisions import Taken
+from services.worker.store.decisions import Claimed
 from services.worker.store.jobs import JobStore
 from services.worker.store.rows import columns, fenced, keys_of
 
@@ -23,8 +23,8 @@ _log = telemetry.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
-    """A job that waits from now on in the database. `cold_for_s` is how long it has waited for its adapter so far."""
+class ParkRequest:
+    """A job to park. `cold_for_s` is how long it has already waited for its adapter."""
 
     job: Job
     reason: str
@@ -34,7 +34,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A parked request whose time has come."""
+    """A parked request that is due."""
 
     candidate: Candidate
     accepted_on: date
@@ -43,21 +43,21 @@ class Due:
 
     @property
     def key(self) -> JobKey:
-        """Identity of the job."""
+        """Key of the job."""
         return self.candidate.key
 
 
 @dataclass(frozen=True, slots=True)
-class TakenUp:
-    """A parked job that is ours now. `taken_at` is the database's clock."""
+class Unparked:
+    """A parked job that this worker has claimed. `claimed_at` is by the database's clock."""
 
     due: Due
-    taken: Taken
-    taken_at: datetime
+    claimed: Claimed
+    claimed_at: datetime
 
 
 class ParkingStore:
-    """Parked jobs of one pool as one worker sees them."""
+    """Reads and writes the parked jobs of one pool for one worker."""
 
     def __init__(self, pool: Pool, store: JobStore, pool_name: str, worker: str, lease_s: float) -> None:
         self._pool = pool
@@ -66,61 +66,61 @@ class ParkingStore:
         self._worker = worker
         self._lease = timedelta(seconds=lease_s)
 
-    async def park(self, tickets: Sequence[Ticket]) -> set[JobKey]:
-        """Park jobs; returns those that were still ours."""
-        jobs = [each.job for each in tickets]
+    async def park(self, requests: Sequence[ParkRequest]) -> set[JobKey]:
+        """Park jobs; returns the jobs that this worker still owned."""
+        jobs = [each.job for each in requests]
         async with transaction(self._pool, "park jobs") as connection:
             rows = await connection.fetch(sql.PARK_JOBS, *fenced(jobs), [job.attempts for job in jobs])
             ours = keys_of(rows)
-            requests = [_request_row(each) for each in tickets if each.job.key in ours]
-            if requests:
-                await connection.execute(sql.STORE_REQUESTS, self._pool_name, *columns(requests, 17))
+            parked = [_request_row(each) for each in requests if each.job.key in ours]
+            if parked:
+                await connection.execute(sql.STORE_REQUESTS, self._pool_name, *columns(parked, 17))
         return ours
 
     async def store_deliveries(self, candidates: Sequence[Candidate]) -> None:
-        """Keep the requests of jobs that another worker has, in case it loses them."""
+        """Store the requests of jobs that another worker owns, in case it loses them."""
         rows = [(*each.key, str(each.record.lane), *_record_columns(each)) for each in candidates]
         async with transaction(self._pool, "park deliveries") as connection:
             await connection.execute(sql.STORE_DELIVERIES, self._pool_name, *columns(rows, 10))
 
-    async def take_due(self, lanes: Collection[Lane], limit: int) -> list[TakenUp]:
-        """Take what is due and nobody has; the requests of jobs that ended meanwhile are deleted."""
-        async with transaction(self._pool, "take parked jobs") as connection:
+    async def claim_due(self, lanes: Collection[Lane], limit: int) -> list[Unparked]:
+        """Claim due jobs that no worker owns, and delete the requests of jobs that have ended."""
+        async with transaction(self._pool, "claim parked jobs") as connection:
             rows = await connection.fetch(sql.DUE_JOBS, self._pool_name, [str(lane) for lane in lanes], limit)
             dues = [due for row in rows if (due := _due(row)) is not None]
             if not dues:
                 return []
             keys = columns([(due.accepted_on, *due.key) for due in dues], 3)
-            taken = await connection.fetch(sql.TAKE_DUE, *keys, self._worker, self._lease)
-            await connection.execute(sql.DROP_ENDED, *keys)
-            await connection.execute(sql.PUSH_ON, *keys)
-            return await self._resumed(connection, dues, taken)
+            claimed = await connection.fetch(sql.CLAIM_DUE, *keys, self._worker, self._lease)
+            await connection.execute(sql.DELETE_ENDED, *keys)
+            await connection.execute(sql.POSTPONE_LEASED, *keys)
+            return await self._resumed(connection, dues, claimed)
 
-    async def _resumed(self, connection: Connection, dues: Sequence[Due], taken: Sequence[Row]) -> list[TakenUp]:
-        grants = {JobKey(row["tenant"], row["job_id"]): row for row in taken}
-        ours = [due for due in dues if due.key in grants]
-        means = await self._store.resume(connection, [due.candidate for due in ours], grants) if ours else {}
-        return [TakenUp(due, means[due.key], grants[due.key]["taken_at"]) for due in ours]
+    async def _resumed(self, connection: Connection, dues: Sequence[Due], claimed: Sequence[Row]) -> list[Unparked]:
+        claims = {JobKey(row["tenant"], row["job_id"]): row for row in claimed}
+        ours = [due for due in dues if due.key in claims]
+        resumed = await self._store.resume(connection, [due.candidate for due in ours], claims) if ours else {}
+        return [Unparked(due, resumed[due.key], claims[due.key]["claimed_at"]) for due in ours]
 
-    async def hurry(self, digest: str) -> None:
-        """What became of this adapter is known: its parked jobs are due."""
-        async with transaction(self._pool, "hurry parked jobs") as connection:
-            await connection.execute(sql.HURRY_ADAPTER, self._pool_name, digest)
+    async def make_due(self, digest: str) -> None:
+        """Make the jobs that are parked for this adapter due."""
+        async with transaction(self._pool, "make parked jobs due") as connection:
+            await connection.execute(sql.MAKE_ADAPTER_DUE, self._pool_name, digest)
 
 
-def _request_row(ticket: Ticket) -> tuple[Any, ...]:
-    job = ticket.job
-    cold_for = None if ticket.cold_for_s is None else timedelta(seconds=ticket.cold_for_s)
-    adapter = job.grant.adapter
+def _request_row(request: ParkRequest) -> tuple[Any, ...]:
+    job = request.job
+    cold_for = None if request.cold_for_s is None else timedelta(seconds=request.cold_for_s)
+    adapter = job.claim.adapter
     return (
-        job.grant.accepted_on,
+        job.claim.accepted_on,
         *job.key,
         str(job.lane),
-        ticket.reason,
+        request.reason,
         adapter.digest if adapter else None,
         cold_for,
         job.trial != NO_TRIAL,
-        timedelta(seconds=ticket.delay_s),
+        timedelta(seconds=request.delay_s),
         job.request.deadline,
         *_record_columns(job.candidate),
     )
@@ -141,7 +141,7 @@ def _record_columns(candidate: Candidate) -> tuple[Any, ...]:
 
 
 def _due(row: Row) -> Due | None:
-    """The request as it was accepted; one that this version does not understand is left for one that does."""
+    """The request as accepted; None, and the row stays, if this version cannot parse it but another may."""
     record = Record(
         place=Place(Partition(row["topic"], row["partition_number"]), row["record_offset"]),
         lane=Lane(row["lane"]),
@@ -152,7 +152,7 @@ def _due(row: Row) -> Due | None:
     )
     parsed = parse(record, "", time.monotonic(), time.time_ns())
     if isinstance(parsed, Rejection):
-        telemetry.alarm(_log, "Parked request not understood", action="parked_unreadable", reason=parsed.message)
+        telemetry.alarm(_log, "A parked request cannot be parsed", action="parked_unreadable", reason=parsed.message)
         return None
     key = JobKey(row["tenant"], row["job_id"])
     candidate = parsed._replace(key=key, traceparent=row["traceparent"])

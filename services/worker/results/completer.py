@@ -14,7 +14,7 @@ from schemas.common import ErrorCode
 from services.errors import PermanentError, ServiceError
 from services.process import telemetry
 from services.s3.store import ObjectStore
-from services.worker.in_flight import Held
+from services.worker.in_flight import InFlight
 from services.worker.jobs import Job, JobKey, Outcome, Phase, failed
 from services.worker.offsets.ledger import Ledger
 from services.worker.results.meters import count_finished
@@ -42,7 +42,7 @@ class Completer:
         persistence: Persistence,
         objects: ObjectStore,
         ledger: Ledger,
-        held: Held,
+        in_flight: InFlight,
         pool_name: str,
         stale: Callable[[Job], None],
     ) -> None:
@@ -50,7 +50,7 @@ class Completer:
         self._persistence = persistence
         self._objects = objects
         self._ledger = ledger
-        self._held = held
+        self._in_flight = in_flight
         self._pool_name = pool_name
         self._stale = stale
         self._recording = telemetry.recording()
@@ -125,7 +125,7 @@ class Completer:
 
     async def _write(self, prepared: Sequence[_Prepared]) -> list[bool]:
         completions = [each.completion for each in prepared]
-        ours = await self._persistence.insist(partial(self._store.complete, completions))
+        ours = await self._persistence.retry_until_done(partial(self._store.complete, completions))
         return [each.job.key in ours for each in completions]
 
     async def _write_failure(self, prepared: _Prepared, error: PermanentError) -> bool:
@@ -133,7 +133,7 @@ class Completer:
         job = prepared.completion.job
         outcome = failed(job, ErrorCode.ENGINE_ERROR, f"the result cannot be stored: {error}")
         again = completion(outcome, self._pool_name, time.monotonic(), prepared.completion.traceparent)
-        ours = await self._persistence.insist(partial(self._store.complete, [again]))
+        ours = await self._persistence.retry_until_done(partial(self._store.complete, [again]))
         return job.key in ours
 
     def _settle(self, prepared: _Prepared, *, is_ours: bool) -> None:
@@ -141,7 +141,7 @@ class Completer:
         job = outcome.job
         if prepared.span is not None:
             close_process_span(prepared.span)
-        self._held.remove(job)
+        self._in_flight.remove(job)
         self._unsettled -= 1
         if not self._unsettled:
             self._idle.set()

@@ -65,10 +65,10 @@ def _record_attributes(job: Job) -> dict[str, str | int]:
     }
     if record.key is not None:
         attributes[telemetry.MESSAGING_KAFKA_MESSAGE_KEY] = record.key.decode("utf-8", "replace")
-    if job.grant.adapter is not None:
-        attributes[telemetry.ADAPTER] = job.grant.adapter.name
-        attributes[telemetry.ADAPTER_VERSION] = job.grant.adapter.version
-        attributes[telemetry.ADAPTER_DIGEST] = job.grant.adapter.digest
+    if job.claim.adapter is not None:
+        attributes[telemetry.ADAPTER] = job.claim.adapter.name
+        attributes[telemetry.ADAPTER_VERSION] = job.claim.adapter.version
+        attributes[telemetry.ADAPTER_DIGEST] = job.claim.adapter.digest
     return attributes
 
 

@@ -1,1 +1,1 @@
-"""The worker's rows in Postgres: statements, what is written, retries of database work. Starts and stops no job."""
+"""The worker's rows in Postgres: statements, the rows they write, retries. Neither starts nor stops jobs."""

@@ -1,4 +1,4 @@
-"""Rows that a statement gets as arrays, one for each column, so that a batch of any size is one round trip."""
+"""Batches of rows passed to a statement as one array per column, so that any batch is one round trip."""
 
 from collections.abc import Mapping
 
@@ -8,12 +8,12 @@ ATTEMPT = {**DATED, "fence": "bigint"}
 
 
 def batch(alias: str, columns: Mapping[str, str], *, first: int = 1, numbered: bool = False) -> str:
-    """SQL of a relation made of the parameters from `$first` on, given name and type of each column in their order.
+    """SQL of a relation over the parameters from `$first` on; `columns` maps names to types, in parameter order.
 
-    With `numbered` a last column, `place`, counts the rows from 1. The lengths of the arrays are hidden from the
-    planner, which takes 10 for each. Told of hundreds it weighs that many lookups, in every partition, although all
-    but one are passed over, against reading a partition once: and it reads all of a partition for a batch where its
-    statistics say that few rows would match, as they do when no job was waiting at the last ANALYZE.
+    With `numbered` a last column, `place`, numbers the rows from 1. The sub-selects hide the array lengths from the
+    planner, which then assumes 10 rows. With the real length, hundreds, it costs that many index lookups in every
+    partition, although all but one partition are pruned. It then scans a whole partition when its statistics say that
+    few rows match, as they do if no job was waiting at the last ANALYZE.
     """
     arrays = ", ".join(f"(select ${number}::{kind}[])" for number, kind in enumerate(columns.values(), start=first))
     names = ", ".join((*columns, "place") if numbered else columns)

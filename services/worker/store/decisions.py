@@ -1,4 +1,4 @@
-"""What the database says of a candidate: taken, ended, another's, or in conflict with an earlier request."""
+"""What the database decides about a candidate: claimed, ended, leased elsewhere, or a conflicting request."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,57 +9,57 @@ from asyncpg import Record as Row
 from schemas.common import TERMINAL_STATES, JobState
 from schemas.events import JobError
 from services.adapters.versions import AdapterVersion
-from services.worker.jobs import Candidate, Grant
+from services.worker.jobs import Candidate, Claim
 
 MayStart: TypeAlias = Callable[[AdapterVersion | None], bool]
-"""Asked of one job after another: whether the engine would take one with this adapter at once."""
+"""Called once per job: whether the engine has room to start a job with this adapter immediately."""
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """The job is ours. With `doom` it cannot run, and ends as failed for that reason; it may be `cancelled` already.
+class Claimed:
+    """This worker owns the job. With a `failure` it cannot run and fails for that reason; `cancelled`: it ends at once.
 
-    `counted`: it is marked as running, and the attempt that comes is counted already.
+    `counted`: its row is already marked as running, with the coming attempt counted.
     """
 
-    grant: Grant
-    doom: JobError | None
+    claim: Claim
+    failure: JobError | None
     counted: bool = False
     cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The job is terminal already, or parked with its request: the record is not needed."""
+    """The job is terminal, or parked with its request: the record is no longer needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """The id belongs to another request of the tenant."""
+    """The tenant used the job id for a different request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """Another worker holds the job for that many seconds, unless it renews."""
+    """Another worker holds the lease for `left_s` more seconds, unless it renews."""
 
     left_s: float
 
 
-Decision: TypeAlias = Taken | Ended | Conflict | Leased
+Decision: TypeAlias = Claimed | Ended | Conflict | Leased
 
 
 SETTLED_STATES = TERMINAL_STATES | {JobState.PARKED}
 
 
-def never(_adapter: AdapterVersion | None) -> bool:
-    """No job is started with its taking."""
+def never_start(_adapter: AdapterVersion | None) -> bool:
+    """Start no job as part of its claim."""
     return False
 
 
 def early_decision(candidate: Candidate, row: Row | None) -> Decision | None:
-    """What can be said of a job whose id was used before without taking it; None when it may be taken.
+    """The decision about a job whose id is known; None if the job may be claimed.
 
-    Where the id is known and the job has no row any more, it ended so long ago that the row is gone.
+    `row` is None if the id is known but the job has no row: the job ended so long ago that retention deleted the row.
     """
     if row is None:
         return Ended()

@@ -1,4 +1,4 @@
-"""What an outcome becomes in the database: its result row, its tokens, its event and its webhook. Pure."""
+"""What an outcome writes to the database: result row, token usage, event and webhook. Pure."""
 
 import json
 import math
@@ -19,8 +19,8 @@ from services.worker.engine.protocol import Finished
 from services.worker.jobs import Job, JobKey, Outcome
 
 
-class Spent(NamedTuple):
-    """Milliseconds: waiting in the backlog, loading the adapter, to the first token, from acceptance to the end."""
+class Timings(NamedTuple):
+    """Milliseconds: in the backlog, loading the adapter, to the first token, from acceptance to the end."""
 
     queue_ms: float
     load_ms: float
@@ -39,10 +39,10 @@ class Effect(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """An outcome with everything that is written for it; made once, written again as often as the database needs."""
+    """An outcome with everything that is written for it. Built once, so that a repeated write is identical."""
 
     outcome: Outcome
-    timings: Spent
+    timings: Timings
     effects: tuple[Effect, ...]
     traceparent: str | None
     output_url: str | None
@@ -63,7 +63,7 @@ def completion(
     finished_at = _utc(time.time_ns() // 1_000_000)
     event = event_json(event_id, pool, event_type, outcome.job.key, finished_at, traceparent, data)
     effects: tuple[Effect, ...] = (Effect(event_id, "event", event_type, event, ""),)
-    if (url := outcome.job.grant.webhook_url) is not None:
+    if (url := outcome.job.claim.webhook_url) is not None:
         body = f'{{"type":"{event_type}","timestamp":"{finished_at}","data":{data}}}'
         effects = (*effects, Effect(event_id, "webhook", event_type, body, url))
     return Completion(outcome, timings, effects, traceparent, output_url)
@@ -71,22 +71,22 @@ def completion(
 
 @lru_cache(maxsize=1)
 def _utc(milliseconds: int) -> str:
-    """The moment as the schemas write it, a whole second without a fraction; most of a batch's are the same."""
+    """The time as the schemas format it, whole seconds without a fraction; cached, as most of a batch share it."""
     return f"{datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat()[:-6]}Z"
 
 
-def timings_of(outcome: Outcome, now: float) -> Spent:
-    """Milliseconds as the row and the webhook tell them."""
+def timings_of(outcome: Outcome, now: float) -> Timings:
+    """The timings as the row and the webhook report them."""
     job, finished = outcome.job, outcome.finished
     first_token_s = finished.first_token_s if finished else None
     first_token_ms = None if first_token_s is None else _ms(first_token_s)
-    return Spent(_ms(job.queue_s()), _ms(job.load_s), first_token_ms, _ms(job.total_s(now)))
+    return Timings(_ms(job.queue_s()), _ms(job.load_s), first_token_ms, _ms(job.total_s(now)))
 
 
 def event_json(
     event_id: UUID, pool: str, event_type: str, key: JobKey, at: str, traceparent: str | None, data: str
 ) -> str:
-    """A CloudEvent; ids, times and names of pools and tenants hold nothing that JSON escapes."""
+    """A CloudEvent; ids, times and names of pools and tenants contain nothing that JSON escapes."""
     return (
         f'{{"specversion":"1.0","id":"{event_id}","source":"/loraq/{pool}","type":"{event_type}",'
         f'"subject":"{key.tenant}/{key.job_id}","time":"{at}","datacontenttype":"application/json",'
@@ -94,15 +94,15 @@ def event_json(
     )
 
 
-def outcome_json(outcome: Outcome, timings: Spent, output_url: str | None) -> str:
+def outcome_json(outcome: Outcome, timings: Timings, output_url: str | None) -> str:
     """`data` of the event and of the webhook: a JobOutcome.
 
-    It is written by hand, because a model would check again what was checked when it came in, for as much time as all
-    the rest takes; a test reads it back through the model. A large output that could not be put into the object store
-    is in its row alone: escaped, it may be larger than Kafka takes, and the event would never arrive.
+    Formatted by hand: a model would validate again what was validated on arrival, which takes as long as all the rest.
+    A test parses the text with the model. A large output that could not be uploaded is only in its row: escaped, it
+    may exceed the broker's record limit, and the event would never be delivered.
     """
     job, error = outcome.job, outcome.error
-    adapter, version = job.request.adapter, job.grant.adapter.version if job.grant.adapter else None
+    adapter, version = job.request.adapter, job.claim.adapter.version if job.claim.adapter else None
     finished = outcome.finished if outcome.state is JobState.SUCCEEDED else None
     text = storable(finished.text) if finished and not is_large(outcome) else None
     return (
@@ -116,7 +116,7 @@ def outcome_json(outcome: Outcome, timings: Spent, output_url: str | None) -> st
 
 
 def metadata_json(metadata: dict[str, Any]) -> str:
-    """Metadata as it came, for the row and for what leaves."""
+    """Metadata as received, for the row, the event and the webhook."""
     return to_json(metadata).decode() if metadata else "{}"
 
 
@@ -127,7 +127,7 @@ def _usage_json(finished: Finished) -> str:
     )
 
 
-def _timings_json(timings: Spent) -> str:
+def _timings_json(timings: Timings) -> str:
     return (
         f'{{"queue_ms":{timings.queue_ms!r},"load_ms":{timings.load_ms!r},'
         f'"first_token_ms":{_number(timings.first_token_ms)},"total_ms":{timings.total_ms!r}}}'
@@ -147,18 +147,18 @@ def _number(number: float | None) -> str:
 
 
 def is_large(outcome: Outcome) -> bool:
-    """Whether the output is stored as an object of its own, with rows and webhooks naming only its address."""
+    """Whether the output is stored as an S3 object, with only its URL in rows and webhooks."""
     finished = outcome.finished
     return (
         outcome.state is JobState.SUCCEEDED
         and finished is not None
-        and 4 * len(finished.text) > MAX_INLINE_OUTPUT_BYTES  # so that short ones need not be encoded
+        and 4 * len(finished.text) > MAX_INLINE_OUTPUT_BYTES  # cheap bound: a short text is not encoded
         and len(finished.text.encode()) > MAX_INLINE_OUTPUT_BYTES
     )
 
 
 def logprobs_json(logprobs: list[dict[int, float]] | None) -> str | None:
-    """Per generated token a map from token id to log-probability; an impossible token's is null."""
+    """Per generated token a map from token id to log-probability; null where that is not finite."""
     if logprobs is None:
         return None
     rows = [{token: value if math.isfinite(value) else None for token, value in row.items()} for row in logprobs]

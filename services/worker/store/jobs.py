@@ -1,4 +1,4 @@
-"""The worker's writes: every one conditional on the job's fence, every one a batch in one transaction."""
+"""The worker's writes to jobs: each conditional on the job's fence, each batch in one transaction."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,54 +11,54 @@ from schemas.events import JobError
 from services.adapters.versions import AdapterVersion
 from services.parsing.names import is_name
 from services.postgres.pool import Connection, Pool, pooled, transaction
-from services.worker.jobs import Candidate, Grant, Job, JobKey
+from services.worker.jobs import Candidate, Claim, Job, JobKey
 from services.worker.store import statements as sql
-from services.worker.store.decisions import Decision, MayStart, Taken, early_decision, never
+from services.worker.store.decisions import Claimed, Decision, MayStart, early_decision, never_start
 from services.worker.store.effects import Completion, metadata_json
 from services.worker.store.prerequisites import (
-    Means,
-    adapter_doom,
+    Prerequisites,
+    adapter_failure,
     adapter_name,
     adapter_ref,
     look_up,
     version_of,
-    webhook_doom,
+    webhook_failure,
 )
-from services.worker.store.rows import effect_columns, ended_columns, fenced, key_columns, keys_of, spare
+from services.worker.store.rows import effect_columns, empty_if_null, ended_columns, fenced, key_columns, keys_of
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """What the worker must know of a tenant; `producer_key` as it lies in the database, sealed."""
+    """What the worker needs to know about a tenant; `producer_key` is encrypted, as stored."""
 
     producer_key: bytes
     disabled: bool
 
 
-class _Outlook:
-    """What a job nobody has seen before can expect; the same for all that ask for the same."""
+class _Resolved:
+    """Prerequisites of new jobs, shared by all with the same tenant, adapter and webhook."""
 
-    def __init__(self, adapter: AdapterVersion | None, url: str | None, doom: JobError | None) -> None:
+    def __init__(self, adapter: AdapterVersion | None, url: str | None, failure: JobError | None) -> None:
         self.adapter = adapter
         self.url = url
-        self.doom = doom
-        self._taken: dict[bool, Taken] = {}
+        self.failure = failure
+        self._claimed: dict[bool, Claimed] = {}
 
-    def taken(self, row: Row, *, counted: bool) -> Taken:
-        """What taking such a job means, given what all inserted rows have in common."""
-        if counted not in self._taken:
-            grant = Grant(row["fence"], row["accepted_on"], row["age_s"], row["attempts"], self.adapter, self.url)
-            self._taken[counted] = Taken(grant, self.doom, counted)
-        return self._taken[counted]
+    def claimed(self, row: Row, *, counted: bool) -> Claimed:
+        """The claim of such a job, given the values that all inserted rows share."""
+        if counted not in self._claimed:
+            claim = Claim(row["fence"], row["accepted_on"], row["age_s"], row["attempts"], self.adapter, self.url)
+            self._claimed[counted] = Claimed(claim, self.failure, counted)
+        return self._claimed[counted]
 
 
-def _starts(candidate: Candidate, outlook: _Outlook, may_start: MayStart) -> bool:
-    """Whether the job is started with its taking. One with a deadline is not: that may pass before its turn."""
-    return candidate.request.deadline is None and outlook.doom is None and may_start(outlook.adapter)
+def _starts_at_once(candidate: Candidate, resolved: _Resolved, may_start: MayStart) -> bool:
+    """Whether the claim also starts the job. Not with a deadline, which may pass before the job's turn."""
+    return candidate.request.deadline is None and resolved.failure is None and may_start(resolved.adapter)
 
 
 class JobStore:
-    """Jobs of one pool as one worker writes them. All waits are bounded; foreign errors come out translated."""
+    """Writes the jobs of one pool for one worker. All waits are bounded; driver errors are translated."""
 
     def __init__(
         self,
@@ -78,63 +78,65 @@ class JobStore:
         self._max_attempts = max_attempts
 
     async def tenants(self, names: Collection[str]) -> dict[str, Tenant]:
-        """Those of the named tenants that exist; the names may be anything that a record said."""
+        """The named tenants that exist; names come from records unchecked."""
         async with pooled(self._pool, "look up tenants") as connection:
             rows = await connection.fetch(sql.TENANTS, list(filter(is_name, names)))
         return {row["tenant"]: Tenant(row["producer_key"], row["disabled"]) for row in rows}
 
     async def producer_keys(self) -> list[bytes]:
-        """Every tenant's producer key, sealed."""
+        """Every tenant's producer key, encrypted."""
         async with pooled(self._pool, "look up producer keys") as connection:
             return [row["producer_key"] for row in await connection.fetch(sql.PRODUCER_KEYS)]
 
     async def any_tenant(self) -> bool:
-        """Whether any tenant is registered and not disabled."""
+        """Whether any registered tenant is enabled."""
         async with pooled(self._pool, "look up tenants") as connection:
             return bool(await connection.fetchval(sql.ANY_TENANT))
 
-    async def accept(self, candidates: Sequence[Candidate], may_start: MayStart = never) -> list[Decision]:
-        """Decide for each candidate and take those that nobody holds. No two may have the same key.
+    async def accept(self, candidates: Sequence[Candidate], may_start: MayStart = never_start) -> list[Decision]:
+        """Decide about each candidate and claim those that no worker holds. No two may have the same key.
 
-        Those nobody has seen before that the engine would take at once, as `may_start` says of their adapter, are
-        marked as running in the same write, with their first attempt counted.
+        New jobs for which `may_start` returns True are marked as running in the same write, with their first attempt
+        counted.
         """
-        assert len({candidate.key for candidate in candidates}) == len(candidates), "a batch holds each job once"
+        assert len({candidate.key for candidate in candidates}) == len(candidates), "a batch contains each job once"
         refs = {candidate.key: candidate.request.adapter for candidate in candidates}
         async with pooled(self._pool, "accept jobs") as connection:
-            means = await look_up(connection, candidates, refs)
-            outlooks = self._outlooks(candidates, refs, means)
-            starts = [_starts(each, outlook, may_start) for each, outlook in zip(candidates, outlooks, strict=True)]
-            row = await self._take_fresh(connection, candidates, outlooks, starts)
+            prerequisites = await look_up(connection, candidates, refs)
+            shared = self._resolve(candidates, refs, prerequisites)
+            starts = [
+                _starts_at_once(each, resolved, may_start) for each, resolved in zip(candidates, shared, strict=True)
+            ]
+            row = await self._insert_new(connection, candidates, shared, starts)
         decisions: list[Decision] = [
-            outlook.taken(row, counted=start) for outlook, start in zip(outlooks, starts, strict=True)
+            resolved.claimed(row, counted=start) for resolved, start in zip(shared, starts, strict=True)
         ]
-        for place in row["called_off"]:
-            decisions[place - 1] = replace(outlooks[place - 1].taken(row, counted=False), cancelled=True)
+        for place in row["cancelled"]:
+            decisions[place - 1] = replace(shared[place - 1].claimed(row, counted=False), cancelled=True)
         if known := row["known"]:
             again = await self._accept_known([candidates[place - 1] for place in known])
             for place, decision in zip(known, again, strict=True):
                 decisions[place - 1] = decision
         return decisions
 
-    async def _take_fresh(
+    async def _insert_new(
         self,
         connection: Connection,
         candidates: Sequence[Candidate],
-        outlooks: Sequence[_Outlook],
+        shared: Sequence[_Resolved],
         starts: Sequence[bool],
     ) -> Row:
-        """Claim the ids that nobody has used and insert their jobs; returns what all of them have in common, and the
-        places, counted from 1, of those that are known already and of those that were cancelled before they came."""
+        """Insert the jobs whose ids are new; returns the values that all inserted rows share, and the places, counted
+        from 1, of known jobs and of jobs that were cancelled before they arrived."""
         [row] = await connection.fetch(
-            sql.TAKE_FRESH,
+            sql.INSERT_NEW,
             *key_columns(candidate.key for candidate in candidates),
             [candidate.fingerprint for candidate in candidates],
-            spare([adapter_name(candidate) for candidate in candidates]),
-            spare([version_of(outlook.adapter) for outlook in outlooks]),
+            empty_if_null([adapter_name(candidate) for candidate in candidates]),
+            empty_if_null([version_of(resolved.adapter) for resolved in shared]),
             [candidate.record.lane for candidate in candidates],
             [metadata_json(candidate.request.metadata) for candidate in candidates],
-            spare([candidate.replay_of for candidate in candidates]),
+            empty_if_null([candidate.replay_of for candidate in candidates]),
             starts,
             self._pool_name,
             self._worker,
@@ -143,85 +145,89 @@ class JobStore:
         return row
 
     async def _accept_known(self, candidates: Sequence[Candidate]) -> list[Decision]:
-        """Decide about jobs that have a row, and take those whose lease has run out."""
+        """Decide about known jobs, and claim those whose lease has expired."""
         async with transaction(self._pool, "accept jobs") as connection:
             rows = await connection.fetch(sql.KNOWN_JOBS, *key_columns(candidate.key for candidate in candidates))
             known = {JobKey(row["tenant"], row["job_id"]): row for row in rows}
             early = [early_decision(candidate, known.get(candidate.key)) for candidate in candidates]
-            taking = [candidate for candidate, decision in zip(candidates, early, strict=True) if decision is None]
-            taken = await self._retake(connection, taking, known) if taking else {}
-        return [decision or taken[candidate.key] for candidate, decision in zip(candidates, early, strict=True)]
+            claimable = [candidate for candidate, decision in zip(candidates, early, strict=True) if decision is None]
+            claimed = await self._reclaim(connection, claimable, known) if claimable else {}
+        return [decision or claimed[candidate.key] for candidate, decision in zip(candidates, early, strict=True)]
 
-    async def _retake(
+    async def _reclaim(
         self, connection: Connection, candidates: Sequence[Candidate], known: dict[JobKey, Row]
-    ) -> dict[JobKey, Taken]:
+    ) -> dict[JobKey, Claimed]:
         keys = key_columns(candidate.key for candidate in candidates)
         cancelled = keys_of(await connection.fetch(sql.CANCELLED_AMONG, *keys))
         refs = {candidate.key: adapter_ref(candidate, known[candidate.key]) for candidate in candidates}
-        means = await look_up(connection, candidates, refs)
+        prerequisites = await look_up(connection, candidates, refs)
         days = [known[candidate.key]["accepted_on"] for candidate in candidates]
-        wanted = [version_of(means.adapter_of(each, refs[each.key])) for each in candidates]
-        rows = await connection.fetch(sql.TAKE_JOBS, days, *keys, wanted, self._worker, self._lease)
+        wanted = [version_of(prerequisites.adapter_of(each, refs[each.key])) for each in candidates]
+        rows = await connection.fetch(sql.CLAIM_JOBS, days, *keys, wanted, self._worker, self._lease)
         by_key = {JobKey(row["tenant"], row["job_id"]): row for row in rows}
-        taken = {each.key: self._taken(each, by_key[each.key], refs[each.key], means) for each in candidates}
-        return taken | {key: replace(taken[key], cancelled=True) for key in cancelled}
+        claimed = {
+            each.key: self._claimed(each, by_key[each.key], refs[each.key], prerequisites) for each in candidates
+        }
+        return claimed | {key: replace(claimed[key], cancelled=True) for key in cancelled}
 
     async def resume(
         self, connection: Connection, candidates: Sequence[Candidate], rows: Mapping[JobKey, Row]
-    ) -> dict[JobKey, Taken]:
-        """What taking means for jobs whose rows were taken in the same transaction, elsewhere (`parking_store.py`)."""
+    ) -> dict[JobKey, Claimed]:
+        """The claims of jobs whose rows `parking_store.py` claimed in the same transaction."""
         refs = {candidate.key: adapter_ref(candidate, rows[candidate.key]) for candidate in candidates}
-        means = await look_up(connection, candidates, refs)
-        return {each.key: self._taken(each, rows[each.key], refs[each.key], means) for each in candidates}
+        prerequisites = await look_up(connection, candidates, refs)
+        return {each.key: self._claimed(each, rows[each.key], refs[each.key], prerequisites) for each in candidates}
 
-    def _outlooks(
-        self, candidates: Sequence[Candidate], refs: dict[JobKey, str | None], means: Means
-    ) -> list[_Outlook]:
-        """What is ahead of each; those that ask for the same share one."""
-        alike: dict[tuple[object, ...], _Outlook] = {}
-        outlooks = []
+    def _resolve(
+        self, candidates: Sequence[Candidate], refs: dict[JobKey, str | None], prerequisites: Prerequisites
+    ) -> list[_Resolved]:
+        """The prerequisites of each candidate; candidates that ask for the same share one object."""
+        alike: dict[tuple[object, ...], _Resolved] = {}
+        shared = []
         for candidate in candidates:
             ref, webhook = refs[candidate.key], candidate.request.webhook
             kind = (candidate.key.tenant, ref, webhook)
-            if (outlook := alike.get(kind)) is None:
-                adapter, url = means.adapter_of(candidate, ref), means.webhook_url(candidate)
-                outlook = alike[kind] = _Outlook(adapter, url, self._doom(candidate, ref, adapter, url))
-            outlooks.append(outlook)
-        return outlooks
+            if (resolved := alike.get(kind)) is None:
+                adapter, url = prerequisites.adapter_of(candidate, ref), prerequisites.webhook_url(candidate)
+                resolved = alike[kind] = _Resolved(adapter, url, self._failure(candidate, ref, adapter, url))
+            shared.append(resolved)
+        return shared
 
-    def _taken(self, candidate: Candidate, row: Row, ref: str | None, means: Means) -> Taken:
-        adapter = means.adapter_of(candidate, ref)
-        url = means.webhook_url(candidate)
-        grant = Grant(row["fence"], row["accepted_on"], row["age_s"], row["attempts"], adapter, url)
-        doom = self._too_often(grant) or self._doom(candidate, ref, adapter, url)
-        return Taken(grant, doom)
+    def _claimed(self, candidate: Candidate, row: Row, ref: str | None, prerequisites: Prerequisites) -> Claimed:
+        adapter = prerequisites.adapter_of(candidate, ref)
+        url = prerequisites.webhook_url(candidate)
+        claim = Claim(row["fence"], row["accepted_on"], row["age_s"], row["attempts"], adapter, url)
+        failure = self._attempts_exhausted(claim) or self._failure(candidate, ref, adapter, url)
+        return Claimed(claim, failure)
 
-    def _doom(
+    def _failure(
         self, candidate: Candidate, ref: str | None, adapter: AdapterVersion | None, url: str | None
     ) -> JobError | None:
-        """Why the job cannot run, whatever its attempts."""
-        return adapter_doom(candidate, ref, adapter) or self._base_doom(adapter) or webhook_doom(candidate, url)
+        """Why the job cannot run, apart from its attempts."""
+        return (
+            adapter_failure(candidate, ref, adapter) or self._base_mismatch(adapter) or webhook_failure(candidate, url)
+        )
 
-    def _too_often(self, grant: Grant) -> JobError | None:
-        if grant.attempts < self._max_attempts:
+    def _attempts_exhausted(self, claim: Claim) -> JobError | None:
+        if claim.attempts < self._max_attempts:
             return None
-        message = f"its worker or engine ended during each of {grant.attempts} attempts (LORAQ_MAX_ATTEMPTS)"
+        message = f"the worker or its engine ended during each of {claim.attempts} attempts (LORAQ_MAX_ATTEMPTS)"
         return JobError(code=ErrorCode.ENGINE_ERROR, message=message)
 
-    def _base_doom(self, adapter: AdapterVersion | None) -> JobError | None:
+    def _base_mismatch(self, adapter: AdapterVersion | None) -> JobError | None:
         ours, theirs = self._base_fingerprint, adapter.base_fingerprint if adapter else None
         if adapter is None or ours is None or theirs is None or ours == theirs:
             return None
         message = (
-            f"adapter '{adapter.name}@{adapter.version}' was admitted for another base model than that of pool"
-            f" {self._pool_name!r} (fingerprint {theirs[:12]}, the pool's is {ours[:12]})"
+            f"adapter '{adapter.name}@{adapter.version}' was admitted for another base model (fingerprint {theirs[:12]})"
+            f" than the one that pool {self._pool_name!r} serves (fingerprint {ours[:12]})"
         )
         return JobError(code=ErrorCode.ADAPTER_NOT_READY, message=message)
 
     async def start(self, jobs: Sequence[Job]) -> dict[JobKey, int]:
-        """Mark jobs as running and count the attempt, unless it is; returns the attempts of those started.
+        """Mark jobs as running and count the attempt unless it is counted; returns the attempts of the started jobs.
 
-        Missing ones have passed their deadline, or belong to another worker by now.
+        A missing job has passed its deadline or belongs to another worker.
         """
         deadlines = [job.request.deadline for job in jobs]
         async with transaction(self._pool, "start jobs") as connection:
@@ -230,21 +236,21 @@ class JobStore:
         return {JobKey(row["tenant"], row["job_id"]): row["attempts"] for row in rows}
 
     async def renew(self, jobs: Sequence[Job]) -> set[JobKey]:
-        """Prolong the leases of jobs; returns those that are still ours."""
+        """Renew the leases of jobs; returns the jobs that this worker still owns."""
         async with transaction(self._pool, "renew leases") as connection:
             return keys_of(await connection.fetch(sql.RENEW_LEASES, *fenced(jobs), self._lease))
 
     async def release(self, jobs: Sequence[Job]) -> None:
-        """Give jobs up unfinished, so that another worker may take them at once."""
+        """Give up unfinished jobs, so that another worker can claim them immediately."""
         async with transaction(self._pool, "release jobs") as connection:
             await connection.execute(sql.RELEASE_JOBS, *fenced(jobs), [job.attempts for job in jobs])
-            await connection.execute(sql.HURRY_JOBS, *key_columns(job.key for job in jobs))
+            await connection.execute(sql.MAKE_JOBS_DUE, *key_columns(job.key for job in jobs))
 
     async def complete(self, completions: Sequence[Completion]) -> set[JobKey]:
-        """Write states, results, usage and outbox rows in one transaction; returns the jobs that were still ours, also
-        where that was written before.
+        """Write states, results, usage and outbox rows in one transaction; returns the jobs that this worker owned,
+        including those that an earlier call already completed.
 
-        The output of the others is discarded, and only its tokens are recorded, as wasted.
+        The output of the others is discarded; only its tokens are recorded, as wasted.
         """
         async with pooled(self._pool, "complete jobs") as connection:
             [row] = await connection.fetch(

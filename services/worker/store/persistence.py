@@ -1,4 +1,4 @@
-"""Database work that must not be lost: tried again until it is done, with the partitions paused meanwhile."""
+"""Retries database work until it is done, with the partitions paused meanwhile."""
 
 import asyncio
 import random
@@ -18,15 +18,15 @@ _log = telemetry.get_logger()
 
 
 class Persistence:
-    """Repeats what fails for the database's sake. `on_change` hears whether anything is being repeated."""
+    """Retries work that fails because of the database; calls `on_change` with whether anything is being retried."""
 
     def __init__(self, health: Health, on_change: Callable[[bool], None]) -> None:
         self._health = health
         self._on_change = on_change
         self._failing = 0
 
-    async def insist(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do `work`, again and again while it raises RetryableError; other errors pass through."""
+    async def retry_until_done(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Call `work` until it does not raise RetryableError; other errors propagate."""
         attempt = 0
         try:
             while True:
@@ -42,7 +42,7 @@ class Persistence:
                 self._recovered()
 
     def _failed(self, error: RetryableError, attempt: int) -> None:
-        _log.warning("Database work repeated", action="database_retry", reason=str(error), attempt=attempt + 1)
+        _log.warning("Database work is retried", action="database_retry", reason=str(error), attempt=attempt + 1)
         if attempt == 0:
             self._failing += 1
         self._health.set("database", str(error))
@@ -60,9 +60,9 @@ async def isolate(
     work: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]],
     alone: Callable[[Item, PermanentError], Awaitable[Result]],
 ) -> list[Result]:
-    """Do `work` on a batch; if the batch as a whole cannot be done, on its halves, so that one bad item harms no other.
+    """Call `work` on a batch; if it fails, on its halves, so that one bad item does not affect the others.
 
-    `alone` says what becomes of an item that cannot be done even by itself. A ConfigError is no item's fault.
+    `alone` returns the result of an item that fails on its own. A ConfigError is not caused by an item and propagates.
     """
     try:
         return list(await work(items))

@@ -1,4 +1,4 @@
-"""What the registry knows about what a batch asks for, and why a job cannot run with it."""
+"""The adapters and webhook endpoints that a batch refers to, and why a job cannot run without them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from services.worker.jobs import Candidate, JobKey
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
-    """What the registry knows about what a batch asks for."""
+class Prerequisites:
+    """The registered adapters and endpoints that a batch refers to."""
 
     adapters: dict[tuple[str, str], AdapterVersion]
     endpoints: dict[tuple[str, str], str]
 
     def adapter_of(self, candidate: Candidate, ref: str | None) -> AdapterVersion | None:
-        """The adapter version that `ref` names for the candidate's tenant, whatever its status."""
+        """The adapter version that `ref` resolves to for the candidate's tenant, in any status."""
         return self.adapters.get((candidate.key.tenant, ref)) if ref else None
 
     def webhook_url(self, candidate: Candidate) -> str | None:
-        """Where the job's webhook goes."""
+        """The URL of the job's webhook; None without a webhook or for an unknown endpoint."""
         webhook = candidate.request.webhook
         if webhook is None:
             return None
@@ -36,25 +36,27 @@ class Means:
 
 
 def adapter_name(candidate: Candidate) -> str | None:
-    """The adapter's name as asked for, without version."""
+    """The requested adapter's name, without version."""
     ref = candidate.request.adapter
     return ref.split("@")[0] if ref else None
 
 
 def adapter_ref(candidate: Candidate, row: Row | None) -> str | None:
-    """What to resolve: the reference as sent, or the version that was fixed when the job was first taken."""
+    """The reference to resolve: as sent, or with the version that the job's first claim fixed."""
     if row is None or row["adapter_version"] is None:
         return candidate.request.adapter
     return f"{adapter_name(candidate)}@{row['adapter_version']}"
 
 
 def version_of(adapter: AdapterVersion | None) -> int | None:
-    """None for the base model."""
+    """The adapter's version; None for the base model."""
     return adapter.version if adapter else None
 
 
-async def look_up(connection: Connection, candidates: Sequence[Candidate], refs: dict[JobKey, str | None]) -> Means:
-    """Ask the registry once for the whole batch."""
+async def look_up(
+    connection: Connection, candidates: Sequence[Candidate], refs: dict[JobKey, str | None]
+) -> Prerequisites:
+    """Look up the adapters and endpoints of a whole batch at once."""
     wanted = {(key.tenant, ref) for key, ref in refs.items() if ref is not None}
     endpoints = {
         (candidate.key.tenant, webhook.endpoint)
@@ -62,11 +64,11 @@ async def look_up(connection: Connection, candidates: Sequence[Candidate], refs:
         if (webhook := candidate.request.webhook) is not None and webhook.endpoint is not None
     }
     adapters = await resolve(connection, wanted) if wanted else {}
-    return Means(adapters, await resolve_endpoints(connection, endpoints) if endpoints else {})
+    return Prerequisites(adapters, await resolve_endpoints(connection, endpoints) if endpoints else {})
 
 
-def adapter_doom(candidate: Candidate, ref: str | None, adapter: AdapterVersion | None) -> JobError | None:
-    """Why the job's adapter cannot serve it."""
+def adapter_failure(candidate: Candidate, ref: str | None, adapter: AdapterVersion | None) -> JobError | None:
+    """Why the job cannot run with its adapter; None if it can."""
     if ref is None:
         return None
     tenant = candidate.key.tenant
@@ -80,8 +82,8 @@ def adapter_doom(candidate: Candidate, ref: str | None, adapter: AdapterVersion 
     return JobError(code=ErrorCode.ADAPTER_NOT_READY, message=message)
 
 
-def webhook_doom(candidate: Candidate, url: str | None) -> JobError | None:
-    """Why the job's webhook could never be sent."""
+def webhook_failure(candidate: Candidate, url: str | None) -> JobError | None:
+    """Why the job's webhook cannot be sent; None if it can."""
     webhook = candidate.request.webhook
     if webhook is None or url is not None:
         return None

@@ -1,4 +1,4 @@
-"""Rows as the statements take them: one list per column."""
+"""Rows as parameters of the statements: one list per column."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -12,18 +12,18 @@ from services.worker.store.effects import Completion, logprobs_json
 
 
 def ended_columns(completions: Sequence[Completion]) -> list[list[Any]]:
-    """Of `COMPLETE_JOBS`: one row per job, with what its result and its tokens are made of."""
-    return list(map(spare, columns([_ended_row(each) for each in completions], 21)))
+    """First parameters of `COMPLETE_JOBS`: one row per job, with its result and its token counts."""
+    return list(map(empty_if_null, columns([_ended_row(each) for each in completions], 21)))
 
 
 def _ended_row(each: Completion) -> tuple[Any, ...]:
     outcome, timings, job = each.outcome, each.timings, each.outcome.job
-    finished, error, grant = outcome.finished, outcome.error, job.grant
-    adapter = grant.adapter
+    finished, error, claim = outcome.finished, outcome.error, job.claim
+    adapter = claim.adapter
     return (
-        grant.accepted_on,
+        claim.accepted_on,
         *job.key,
-        grant.fence,
+        claim.fence,
         outcome.state,
         error.code if error else None,
         storable(error.message) if error else None,
@@ -41,7 +41,7 @@ def _output(finished: Finished, output_url: str | None) -> tuple[Any, ...]:
     return (
         storable(finished.text) if output_url is None else None,
         output_url,
-        # The client encodes an array of integers one by one, which takes four times as long.
+        # As text: the driver would encode the integers one by one, which takes four times as long.
         f"{{{str(list(finished.token_ids))[1:-1]}}}",
         logprobs_json(finished.logprobs),
         finished.finish_reason,
@@ -52,35 +52,35 @@ def _output(finished: Finished, output_url: str | None) -> tuple[Any, ...]:
 
 
 def effect_columns(completions: Sequence[Completion]) -> list[list[Any]]:
-    """Of `COMPLETE_JOBS`: one row per effect, behind the place of its job among the rows of `ended_columns`."""
+    """Last parameters of `COMPLETE_JOBS`: one row per effect, with the place of its job in `ended_columns`."""
     rows = [
         (place, effect.event_id, effect.kind, *each.job.key, effect.type, effect.body, effect.target, each.traceparent)
         for place, each in enumerate(completions, start=1)
         for effect in each.effects
     ]
-    return list(map(spare, columns(rows, 9)))
+    return list(map(empty_if_null, columns(rows, 9)))
 
 
 def fenced(jobs: Iterable[Job]) -> list[list[Any]]:
-    """What a write of an attempt is conditional on: day, tenant, job_id, fence."""
-    return columns([(job.grant.accepted_on, *job.key, job.grant.fence) for job in jobs], 4)
+    """Columns that a write of an attempt is conditional on: day, tenant, job_id, fence."""
+    return columns([(job.claim.accepted_on, *job.key, job.claim.fence) for job in jobs], 4)
 
 
 def columns(rows: Collection[Sequence[Any]], width: int) -> list[list[Any]]:
-    """Rows as one list per column, as `unnest` wants them."""
+    """Rows as one list per column, for `unnest`."""
     return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
 
 
-def spare(column: list[Any]) -> list[Any]:
-    """Nothing for a column of nothing but nulls: `unnest` fills the shorter of its arrays up with them."""
+def empty_if_null(column: list[Any]) -> list[Any]:
+    """An empty list for a column of nulls only: `unnest` pads shorter arrays with nulls."""
     return [] if column.count(None) == len(column) else column
 
 
 def key_columns(keys: Iterable[JobKey]) -> list[list[Any]]:
-    """Tenants and job_ids."""
+    """Columns of tenants and job_ids."""
     return columns(list(keys), 2)
 
 
 def keys_of(rows: Iterable[Row]) -> set[JobKey]:
-    """The jobs that a statement returned."""
+    """Keys of the jobs that a statement returned."""
     return {JobKey(row["tenant"], row["job_id"]) for row in rows}

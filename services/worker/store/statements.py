@@ -1,16 +1,16 @@
-"""Every SQL statement of the worker, by name. Arrays in, one round trip each, whatever the batch's size.
+"""The worker's SQL statements, by name. Each takes arrays and costs one round trip, whatever the batch size.
 
-Rows are touched in the order of their keys, so that two workers never wait for each other in a circle. A membership
-wrapped in `is true` is looked up in a hash table: as a plain condition it would be planned as a join, and the plan,
-which expects few rows (`batch.py`), would compare each with each.
+Rows are locked in key order, so that two workers never deadlock. A membership test wrapped in `is true` uses a hash
+table: as a plain condition it would be planned as a join, and that plan, which expects few rows (`batch.py`), would be
+a nested loop.
 
-Each may be repeated: where a reply is lost nobody knows whether the write was done. So attempts are set and not added
-to, and a completion recognises what it wrote itself: its fence and its state stand there already.
+Each statement may be repeated, because a lost reply leaves open whether the write was done. So attempts are set and not
+incremented, and a completion recognises a row that it wrote itself by its fence and state.
 """
 
 from services.worker.store.batch import ATTEMPT, DATED, JOB, batch
 
-FRESH = {
+NEW_JOB = {
     **JOB,
     "fingerprint": "bytea",
     "adapter": "text",
@@ -46,10 +46,10 @@ PRODUCER_KEYS = "select producer_key from loraq.tenants"
 
 ANY_TENANT = "select exists (select from loraq.tenants where disabled_at is null)"
 
-TAKE_FRESH = f"""
+INSERT_NEW = f"""
 with sent as (
     select *
-    from {batch("sent", FRESH, numbered=True)}
+    from {batch("sent", NEW_JOB, numbered=True)}
 ), claimed as (
     insert into loraq.job_keys (tenant, job_id, accepted_on, fingerprint)
     select tenant, job_id, (now() at time zone 'UTC')::date, fingerprint
@@ -57,9 +57,9 @@ with sent as (
     order by tenant, job_id
     on conflict do nothing
     returning tenant, job_id
-), called_off as (
+), cancelled as (
     select place from sent join loraq.cancellations using (tenant, job_id)
-), made as (
+), inserted as (
     insert into loraq.jobs
         (tenant, job_id, pool, adapter, adapter_version, lane, state, attempts, started_at, accepted_on, accepted_at,
          worker, metadata, fence, lease_until, replay_of)
@@ -67,13 +67,13 @@ with sent as (
         tenant, job_id, $10, adapter, adapter_version, lane, case when runs then 'running' else 'queued' end,
         runs::integer, case when runs then clock_timestamp() end, (now() at time zone 'UTC')::date, now(),
         $11, metadata::jsonb, 1, clock_timestamp() + $12::interval, replay_of
-    from (select *, starts and place not in (select place from called_off) as runs from sent) as fresh
+    from (select *, starts and place not in (select place from cancelled) as runs from sent) as fresh
     where ((tenant, job_id) in (select tenant, job_id from claimed)) is true
 )
 select
     (now() at time zone 'UTC')::date as accepted_on, 1::bigint as fence, 0 as attempts, 0::float8 as age_s,
     array(select place from sent where ((tenant, job_id) in (select tenant, job_id from claimed)) is not true) as known,
-    array(select place from called_off) as called_off
+    array(select place from cancelled) as cancelled
 """
 
 KNOWN_JOBS = f"""
@@ -87,7 +87,7 @@ order by tenant, job_id
 for update of jobs
 """
 
-TAKE_JOBS = f"""
+CLAIM_JOBS = f"""
 update loraq.jobs
 set fence = jobs.fence + 1,
     state = 'queued',
@@ -118,18 +118,18 @@ returning jobs.tenant, jobs.job_id, jobs.attempts
 RENEW_LEASES = f"""
 update loraq.jobs
 set lease_until = clock_timestamp() + $5::interval
-from {batch("held", ATTEMPT)}
-where jobs.accepted_on = held.accepted_on and jobs.tenant = held.tenant and jobs.job_id = held.job_id
-    and jobs.fence = held.fence and jobs.state in ('queued', 'running')
+from {batch("sent", ATTEMPT)}
+where jobs.accepted_on = sent.accepted_on and jobs.tenant = sent.tenant and jobs.job_id = sent.job_id
+    and jobs.fence = sent.fence and jobs.state in ('queued', 'running')
 returning jobs.tenant, jobs.job_id
 """
 
 RELEASE_JOBS = f"""
 update loraq.jobs
-set lease_until = null, state = 'queued', attempts = held.attempts
-from {batch("held", ATTEMPT | {"attempts": "integer"})}
-where jobs.accepted_on = held.accepted_on and jobs.tenant = held.tenant and jobs.job_id = held.job_id
-    and jobs.fence = held.fence and jobs.state in ('queued', 'running')
+set lease_until = null, state = 'queued', attempts = sent.attempts
+from {batch("sent", ATTEMPT | {"attempts": "integer"})}
+where jobs.accepted_on = sent.accepted_on and jobs.tenant = sent.tenant and jobs.job_id = sent.job_id
+    and jobs.fence = sent.fence and jobs.state in ('queued', 'running')
 """
 
 COMPLETE_JOBS = f"""
@@ -165,7 +165,7 @@ with ended as (
         prompt_tokens, cached_tokens, completion_tokens, queue_ms, load_ms, first_token_ms, total_ms
     from judged
     where is_ours and state = 'succeeded'
-), used as (
+), usage as (
     insert into loraq.usage_hourly
         (tenant, adapter, adapter_version, hour, jobs, prompt_tokens, cached_tokens, completion_tokens, wasted_tokens)
     select
@@ -203,13 +203,13 @@ join loraq.tenants using (tenant)
 
 CANCELLED_AMONG = f"""
 select tenant, job_id
-from {batch("held", JOB)}
+from {batch("sent", JOB)}
 join loraq.cancellations using (tenant, job_id)
 """
 
-FORGET_CANCELLATIONS = "delete from loraq.cancellations where requested_at < clock_timestamp() - $1::interval"
+DELETE_OLD_CANCELLATIONS = "delete from loraq.cancellations where requested_at < clock_timestamp() - $1::interval"
 
-HURRY_JOBS = f"""
+MAKE_JOBS_DUE = f"""
 update loraq.parked_jobs
 set due_at = clock_timestamp()
 from {batch("released", JOB)}

@@ -83,7 +83,7 @@ class Guard:
 
     async def _wait_for_tenant(self) -> None:
         warned = False
-        while not await self._persistence.insist(self._any_tenant):
+        while not await self._persistence.retry_until_done(self._any_tenant):
             if not warned:
                 sentence = "No tenant is registered in this database; waiting before taking records"
                 _log.warning(sentence, action="no_tenant", hint="`loraq tenants add`, or check LORAQ_DATABASE_URL")
@@ -96,7 +96,7 @@ class Guard:
         named = [(each, name) for each in rejected if (name := _tenant(each))]
         if not named:
             return
-        tenants = await self._persistence.insist(partial(self._tenants_of, {name for _, name in named}))
+        tenants = await self._persistence.retry_until_done(partial(self._tenants_of, {name for _, name in named}))
         for rejection, name in named:
             if (tenant := tenants.get(name)) is not None and self._speaks_for(rejection, tenant):
                 self._newest = f"{rejection.code}: {rejection.message}"

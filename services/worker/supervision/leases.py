@@ -6,7 +6,7 @@ from functools import partial
 
 from services.process import telemetry
 from services.worker.execution.runner import Runner
-from services.worker.in_flight import Held
+from services.worker.in_flight import InFlight
 from services.worker.intake.acceptor import Acceptor
 from services.worker.jobs import Job, Phase
 from services.worker.offsets.ledger import Ledger
@@ -25,7 +25,7 @@ class LeaseKeeper:
         store: JobStore,
         persistence: Persistence,
         ledger: Ledger,
-        held: Held,
+        in_flight: InFlight,
         runner: Runner,
         acceptor: Acceptor,
         lease_s: float,
@@ -34,7 +34,7 @@ class LeaseKeeper:
         self._store = store
         self._persistence = persistence
         self._ledger = ledger
-        self._held = held
+        self._in_flight = in_flight
         self._runner = runner
         self._acceptor = acceptor
         self._every_s = lease_s / RENEWALS_PER_LEASE
@@ -55,7 +55,7 @@ class LeaseKeeper:
                 pass
             self._hurry.clear()
             if self._settled():
-                await self.release(self._held.strays(self._ledger.partitions))
+                await self.release(self._in_flight.reassigned(self._ledger.partitions))
             await self._renew()
 
     async def release(self, jobs: Sequence[Job]) -> None:
@@ -64,22 +64,22 @@ class LeaseKeeper:
             return
         self._runner.drop(jobs)
         for job in jobs:
-            self._held.remove(job)
-        await self._persistence.insist(partial(self._store.release, jobs))
+            self._in_flight.remove(job)
+        await self._persistence.retry_until_done(partial(self._store.release, jobs))
         _log.info("Jobs released", action="jobs_released", jobs=len(jobs))
 
     async def _renew(self) -> None:
-        jobs = [job for job in self._held if job.phase is not Phase.COMPLETING]
+        jobs = [job for job in self._in_flight if job.phase is not Phase.COMPLETING]
         if not jobs:
             return
-        ours = await self._persistence.insist(partial(self._store.renew, jobs))
+        ours = await self._persistence.retry_until_done(partial(self._store.renew, jobs))
         for job in jobs:
-            if job.key not in ours and job.phase is not Phase.COMPLETING and self._held.get(job.key) is job:
+            if job.key not in ours and job.phase is not Phase.COMPLETING and self._in_flight.get(job.key) is job:
                 self.surrender(job)
 
     def surrender(self, job: Job) -> None:
         """Another worker has a newer fence: stop the job here, and ask the database again about its records."""
         telemetry.STALE_WRITES.inc()
         self._runner.drop([job])
-        self._held.remove(job)
+        self._in_flight.remove(job)
         self._acceptor.recheck(job)

@@ -15,12 +15,12 @@ from schemas.job import JobRequest
 from services.adapters.versions import AdapterVersion
 from services.client.identifiers import uuid7
 from services.errors import JobError, RetryableError
-from services.worker.adapters.loads import PATIENCE_S, Adapters, Tell, Waits
+from services.worker.adapters.loads import URGENT_AFTER_S, AdapterCallbacks, Adapters, WaitLimits
 from services.worker.engine.bridge import AdapterRefusedError, EngineLostError
-from services.worker.jobs import Candidate, Grant, Job, JobKey, Outcome, Record
+from services.worker.jobs import Candidate, Claim, Job, JobKey, Outcome, Record
 from services.worker.offsets.ledger import Partition, Place
 from services.worker.queue.backlog import Backlog
-from services.worker.queue.parking_store import Ticket
+from services.worker.queue.parking_store import ParkRequest
 from tests.waiting import eventually
 
 EACH = 40
@@ -31,12 +31,12 @@ class FakeStager:
     """Holds adapters at once, or raises what the test put down for a digest."""
 
     troubles: dict[str, list[Exception]] = field(default_factory=dict)
-    held: list[str] = field(default_factory=list)
+    fetched: list[str] = field(default_factory=list)
     on_disk: list[str] = field(default_factory=list)
 
     @asynccontextmanager
     async def hold(self, digest: str, _uri: str, _size_bytes: int) -> AsyncIterator[Path]:
-        self.held.append(digest)
+        self.fetched.append(digest)
         if self.troubles.get(digest):
             raise self.troubles[digest].pop(0)
         self.on_disk.append(digest)
@@ -77,7 +77,7 @@ class Bench:
     engine: FakeEngine = field(default_factory=FakeEngine)
     outcomes: list[Outcome] = field(default_factory=list)
     crashes: list[BaseException] = field(default_factory=list)
-    parked: list[Ticket] = field(default_factory=list)
+    parked: list[ParkRequest] = field(default_factory=list)
     known: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -88,11 +88,11 @@ class Bench:
             self.engine,
             self.backlog,
             self.budget,
-            Waits(self.park_after_s, self.timeout_s),
-            Tell(
+            WaitLimits(self.park_after_s, self.timeout_s),
+            AdapterCallbacks(
                 finish=self.outcomes.append,
                 park=self.parked.append,
-                known=self.known.append,
+                load_ended=self.known.append,
                 opened=lambda: None,
                 crashed=self.crashes.append,
             ),
@@ -103,7 +103,7 @@ class Bench:
         request = JobRequest(tenant="acme", adapter=digest, prompt="x")
         record = Record(Place(Partition("jobs", 0), 0), Lane.STANDARD, None, b"", (), 0)
         candidate = Candidate(JobKey("acme", uuid7()), request, b"", record, None, 0.0, 0)
-        job = Job(candidate, Grant(1, date(2026, 11, 29), 0.0, 0, adapter, None), time.monotonic(), [record.place])
+        job = Job(candidate, Claim(1, date(2026, 11, 29), 0.0, 0, adapter, None), time.monotonic(), [record.place])
         self.backlog.add(job, Lane.STANDARD, digest, time.monotonic())
         self.plan()
         return job
@@ -126,19 +126,19 @@ async def bench() -> AsyncIterator[Bench]:
 
 def start(bench: Bench) -> Job:
     """Hand one job to the engine."""
-    [job] = bench.backlog.take(1)
-    bench.adapters.use(job)
+    [job] = bench.backlog.pop(1)
+    bench.adapters.acquire(job)
     return job
 
 
 async def test_jobs_start_once_their_adapter_is_loaded_and_it_is_loaded_once(bench: Bench) -> None:
     bench.engine.door.clear()
     jobs = [bench.add("a") for _ in range(3)]
-    assert bench.backlog.take(3) == []
+    assert bench.backlog.pop(3) == []
     bench.engine.door.set()
     await bench.loaded("a")
-    assert bench.backlog.take(3) == jobs
-    assert bench.stager.held == ["a"]
+    assert bench.backlog.pop(3) == jobs
+    assert bench.stager.fetched == ["a"]
     assert jobs[0].load_s > 0
 
 
@@ -146,7 +146,7 @@ async def test_an_idle_adapter_makes_room_for_the_next(bench: Bench) -> None:
     for digest in ("a", "b"):
         bench.add(digest)
         await bench.loaded(*"ab"[: "ab".index(digest) + 1])
-        bench.adapters.leave(start(bench))
+        bench.adapters.release(start(bench))
     bench.add("c")
     await bench.loaded("b", "c")
     await eventually(lambda: bench.stager.on_disk == ["b", "c"], what="the directory of a to be let go")
@@ -160,13 +160,13 @@ async def test_adapters_in_use_are_drained_for_one_that_has_waited_too_long(benc
         running.append(start(bench))
     bench.add("a")
     bench.add("c")
-    bench.plan(ahead_s=PATIENCE_S / 2)
-    assert [job.group for job in bench.backlog.take(1)] == ["a"], "nothing is drained yet"
+    bench.plan(ahead_s=URGENT_AFTER_S / 2)
+    assert [job.group for job in bench.backlog.pop(1)] == ["a"], "nothing is drained yet"
     bench.add("a")
-    bench.plan(ahead_s=PATIENCE_S * 2)
-    assert bench.backlog.take(1) == [], "a starts no more jobs"
-    bench.adapters.leave(running[0])
-    bench.plan(ahead_s=PATIENCE_S * 2)
+    bench.plan(ahead_s=URGENT_AFTER_S * 2)
+    assert bench.backlog.pop(1) == [], "a starts no more jobs"
+    bench.adapters.release(running[0])
+    bench.plan(ahead_s=URGENT_AFTER_S * 2)
     await bench.loaded("b", "c")
 
 
@@ -176,18 +176,18 @@ async def test_what_was_drained_opens_again_when_nobody_needs_the_room(bench: Be
         await bench.loaded(*"ab"[: "ab".index(digest) + 1])
         start(bench)
     waiting = bench.add("c")
-    bench.plan(ahead_s=PATIENCE_S * 2)
+    bench.plan(ahead_s=URGENT_AFTER_S * 2)
     bench.add("a")
     bench.backlog.remove(lambda job: job is waiting)
-    bench.plan(ahead_s=PATIENCE_S * 2)
-    assert [job.group for job in bench.backlog.take(1)] == ["a"]
+    bench.plan(ahead_s=URGENT_AFTER_S * 2)
+    assert [job.group for job in bench.backlog.pop(1)] == ["a"]
 
 
 async def test_a_broken_adapter_fails_its_jobs_and_no_others(bench: Bench) -> None:
     bench.engine.errors["bad"] = AdapterRefusedError("adapter_model.safetensors is truncated")
     failed, good = bench.add("bad"), bench.add("good")
     await bench.loaded("good")
-    assert bench.backlog.take(2) == [good]
+    assert bench.backlog.pop(2) == [good]
     [outcome] = bench.outcomes
     assert outcome.job is failed
     assert outcome.error is not None
@@ -217,15 +217,15 @@ async def test_the_stores_trouble_is_tried_again_and_charged_to_nobody(bench: Be
     bench.stager.troubles["a"] = [RetryableError("the store is busy")]
     job = bench.add("a")
     await bench.loaded("a")
-    assert bench.stager.held == ["a", "a"]
-    assert bench.backlog.take(1) == [job]
+    assert bench.stager.fetched == ["a", "a"]
+    assert bench.backlog.pop(1) == [job]
     assert (job.attempts, bench.outcomes) == (0, [])
 
 
 async def test_a_job_waits_for_its_adapter_no_longer_than_allowed(bench: Bench) -> None:
     bench.stager.troubles["slow"] = [RetryableError("the store is busy") for _ in range(100)]
     bench.add("slow")
-    await eventually(lambda: bench.stager.held)
+    await eventually(lambda: bench.stager.fetched)
     bench.plan(ahead_s=bench.timeout_s / 2)
     assert bench.outcomes == []
     bench.plan(ahead_s=bench.timeout_s + 1)
@@ -233,7 +233,7 @@ async def test_a_job_waits_for_its_adapter_no_longer_than_allowed(bench: Bench) 
     assert outcome.error is not None
     assert outcome.error.code is ErrorCode.ADAPTER_LOAD_TIMEOUT
     assert outcome.error.message == (
-        "adapter 'slow@1' did not arrive within 60 s (LORAQ_ADAPTER_LOAD_TIMEOUT_S): the store is busy"
+        "adapter 'slow@1' was not loaded within 60 s (LORAQ_ADAPTER_LOAD_TIMEOUT_S): the store is busy"
     )
 
 
@@ -245,27 +245,27 @@ async def test_after_the_engines_loss_adapters_are_loaded_again(bench: Bench) ->
     bench.engine.loaded.clear()
     bench.adapters.lost()
     job = bench.add("a")
-    assert bench.backlog.take(1) == []
+    assert bench.backlog.pop(1) == []
     bench.engine.ready = True
     bench.plan()
     await bench.loaded("a")
-    assert bench.backlog.take(1) == [job]
+    assert bench.backlog.pop(1) == [job]
 
 
 async def test_an_engine_lost_while_loading_fails_no_job(bench: Bench) -> None:
     bench.engine.errors["a"] = EngineLostError("gone")
     job = bench.add("a")
-    await eventually(lambda: bench.stager.held)
+    await eventually(lambda: bench.stager.fetched)
     bench.adapters.lost()
     del bench.engine.errors["a"]
     bench.plan()
     await bench.loaded("a")
-    assert bench.backlog.take(1) == [job]
+    assert bench.backlog.pop(1) == [job]
     assert bench.outcomes == []
 
 
 async def test_jobs_of_a_load_that_takes_long_are_parked_and_the_load_goes_on(bench: Bench) -> None:
-    bench.adapters._waits = Waits(500.0, 6000.0)
+    bench.adapters._waits = WaitLimits(500.0, 6000.0)
     bench.engine.door.clear()
     first = bench.add("slow")
     bench.plan(ahead_s=400.0)

@@ -10,7 +10,7 @@ from schemas.job import JobRequest
 from services.client.identifiers import uuid7
 from services.worker.engine.protocol import Finished
 from services.worker.execution.limits import Limits
-from services.worker.jobs import Candidate, Grant, Job, JobKey, Outcome, Record
+from services.worker.jobs import Candidate, Claim, Job, JobKey, Outcome, Record
 from services.worker.offsets.ledger import Partition, Place
 
 LIMITS = Limits(capacity=8, default_timeout_s=60.0, max_attempts=3, max_result_bytes=4)
@@ -21,7 +21,7 @@ def job(*, attempts: int = 0, timeout_ms: int | None = None) -> Job:
     request = JobRequest(tenant="acme", prompt="x", timeout_ms=timeout_ms)
     record = Record(Place(Partition("jobs", 0), 0), Lane.STANDARD, None, b"", (), 0)
     candidate = Candidate(JobKey("acme", uuid7()), request, b"", record, None, 0.0, 0)
-    return Job(candidate, Grant(1, date(2026, 11, 29), 0.0, 0, None, None), 0.0, [record.place], attempts=attempts)
+    return Job(candidate, Claim(1, date(2026, 11, 29), 0.0, 0, None, None), 0.0, [record.place], attempts=attempts)
 
 
 def why(outcome: Outcome | None) -> tuple[str, str]:
@@ -38,11 +38,11 @@ def test_an_output_is_measured_in_bytes() -> None:
 
 
 def test_a_job_ends_when_its_attempts_are_spent() -> None:
-    assert LIMITS.spent(job(attempts=2), "it fell") is None
+    assert LIMITS.exhausted(job(attempts=2), "it fell") is None
     assert LIMITS.last_of_several_is_next(job(attempts=2))
     assert not LIMITS.last_of_several_is_next(job(attempts=1))
     assert not replace(LIMITS, max_attempts=1).last_of_several_is_next(job())
-    code, message = why(LIMITS.spent(job(attempts=3), "it fell"))
+    code, message = why(LIMITS.exhausted(job(attempts=3), "it fell"))
     assert code == "engine_error"
     assert message == "the engine failed on this job 3 times (LORAQ_MAX_ATTEMPTS): it fell"
 
@@ -51,6 +51,6 @@ def test_a_job_ends_when_its_attempts_are_spent() -> None:
 def test_a_job_is_late_after_its_own_time_or_the_default(timeout_ms: int | None, bound_s: float) -> None:
     running = job(timeout_ms=timeout_ms)
     running.started_at = 100.0
-    assert not LIMITS.is_late(running, 100.0 + bound_s)
-    assert LIMITS.is_late(running, 100.1 + bound_s)
+    assert not LIMITS.is_overdue(running, 100.0 + bound_s)
+    assert LIMITS.is_overdue(running, 100.1 + bound_s)
     assert why(LIMITS.timed_out(running)) == ("timeout", f"the job ran longer than its {round(bound_s * 1000)} ms")

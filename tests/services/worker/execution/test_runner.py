@@ -13,8 +13,8 @@ from schemas.job import JobRequest
 from services.client.identifiers import uuid7
 from services.worker.engine.protocol import Done, Finished
 from services.worker.execution.limits import Limits
-from services.worker.execution.runner import Desk, Runner
-from services.worker.jobs import Candidate, Grant, Job, JobKey, Outcome, Phase, Record
+from services.worker.execution.runner import Runner, RunnerCallbacks
+from services.worker.jobs import Candidate, Claim, Job, JobKey, Outcome, Phase, Record
 from services.worker.offsets.ledger import Partition, Place
 from services.worker.queue.backlog import Backlog
 from tests.waiting import eventually
@@ -39,8 +39,8 @@ class FakeEngine:
 class FakeAdapters:
     """Only the base model is asked for."""
 
-    def use(self, _job: Job) -> None: ...
-    def leave(self, _job: Job) -> None: ...
+    def acquire(self, _job: Job) -> None: ...
+    def release(self, _job: Job) -> None: ...
     def plan(self, _now: float) -> None: ...
     def lost(self) -> None: ...
 
@@ -55,9 +55,9 @@ class Floor:
 
     def __post_init__(self) -> None:
         self.engine = FakeEngine()
-        desk = Desk(self.start, self.outcomes.append, lambda _job: None, self.retry)
+        callbacks = RunnerCallbacks(self.start, self.outcomes.append, lambda _job: None, self.retry)
         limits = Limits(8, 60.0, MAX_ATTEMPTS, 1024)
-        self.runner = Runner(limits, Backlog[Job](100), self.engine, FakeAdapters(), desk)
+        self.runner = Runner(limits, Backlog[Job](100), self.engine, FakeAdapters(), callbacks)
 
     async def start(self, jobs: Sequence[Job]) -> dict[JobKey, int]:
         for job in jobs:
@@ -93,7 +93,7 @@ def job(prompt: str, deadline: datetime | None = None) -> Job:
     request = JobRequest(tenant="acme", prompt=prompt, deadline=deadline)
     record = Record(Place(Partition("jobs", 0), 0), Lane.STANDARD, None, b"", (), 0)
     candidate = Candidate(JobKey("acme", uuid7()), request, b"", record, None, 0.0, 0)
-    return Job(candidate, Grant(1, date(2026, 11, 29), 0.0, 0, None, None), 0.0, [record.place])
+    return Job(candidate, Claim(1, date(2026, 11, 29), 0.0, 0, None, None), 0.0, [record.place])
 
 
 def finished(request: Request) -> Finished:
@@ -148,7 +148,7 @@ async def test_jobs_that_were_counted_and_never_handed_over_are_not_charged(floo
         await gate.wait()
         return started
 
-    floor.runner._desk = Desk(slowly, floor.outcomes.append, lambda _job: None, floor.retry)
+    floor.runner._callbacks = RunnerCallbacks(slowly, floor.outcomes.append, lambda _job: None, floor.retry)
     [waiting] = floor.add("a")
     await eventually(lambda: floor.counts.get(waiting.key) == 1, what="the start to be written")
     floor.runner.lost("it ended")

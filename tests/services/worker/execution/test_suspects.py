@@ -43,7 +43,7 @@ class Pool:
         if self.charged[job] == MAX_ATTEMPTS:
             self.failed.add(job)
         else:
-            self.trials[job] = self.suspects.fresh()
+            self.trials[job] = self.suspects.new_trial()
             self.suspects.add([job])
 
 

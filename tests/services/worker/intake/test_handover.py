@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from services.worker.in_flight import Held
+from services.worker.in_flight import InFlight
 from services.worker.intake.handover import Handover
 from services.worker.jobs import Phase
 from services.worker.offsets.ledger import Place
@@ -32,4 +32,4 @@ async def test_the_budget_bounds_the_wait() -> None:
 
 
 async def test_where_nothing_runs_nobody_waits() -> None:
-    await Handover(Held(), 0.0).drained(frozenset({P}))
+    await Handover(InFlight(), 0.0).drained(frozenset({P}))

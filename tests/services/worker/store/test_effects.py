@@ -16,7 +16,7 @@ from schemas.job import JobRequest
 from services.adapters.versions import AdapterVersion
 from services.client.identifiers import uuid7
 from services.worker.engine.protocol import Finished
-from services.worker.jobs import Candidate, Grant, Job, JobKey, Outcome, Record
+from services.worker.jobs import Candidate, Claim, Job, JobKey, Outcome, Record
 from services.worker.offsets.ledger import Partition, Place
 from services.worker.store.effects import _utc, completion, is_large
 
@@ -33,8 +33,8 @@ def job(metadata: dict[str, Any], adapter: AdapterVersion | None = None) -> Job:
     assert request.job_id is not None
     record = Record(PLACE, Lane.STANDARD, None, b"{}", (), 0)
     candidate = Candidate(JobKey("acme", request.job_id), request, b"f" * 32, record, None, 1.0, 1)
-    grant = Grant(1, date(2026, 11, 30), 0.0, 0, adapter, "https://example.org/hook")
-    return Job(candidate, grant, 1.0, [PLACE], started_at=2.0)
+    claim = Claim(1, date(2026, 11, 30), 0.0, 0, adapter, "https://example.org/hook")
+    return Job(candidate, claim, 1.0, [PLACE], started_at=2.0)
 
 
 def finished(text: str) -> Finished:

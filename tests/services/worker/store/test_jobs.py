@@ -1,4 +1,4 @@
-"""What the worker writes, on a real database: taken and started at once, given back, completed once."""
+"""What the worker writes, on a real database: claimed and started at once, given back, completed once."""
 
 from collections.abc import AsyncIterator, Awaitable
 from datetime import UTC, datetime, timedelta
@@ -14,7 +14,7 @@ from services.process.settings import Settings
 from services.worker.engine.protocol import Finished
 from services.worker.jobs import Candidate, Job, JobKey, Outcome, Record, failed
 from services.worker.offsets.ledger import Partition, Place
-from services.worker.store.decisions import Conflict, Ended, Leased, Taken
+from services.worker.store.decisions import Claimed, Conflict, Ended, Leased
 from services.worker.store.effects import completion
 from services.worker.store.jobs import JobStore
 from tests.waiting import eventually
@@ -37,10 +37,10 @@ def candidate(offset: int, *, fingerprint: bytes = b"f" * 32, **fields: Any) -> 
     return Candidate(JobKey("acme", request.job_id), request, fingerprint, record, None, 1.0, 1)
 
 
-def job_of(taken: object, candidate: Candidate) -> Job:
-    assert isinstance(taken, Taken)
-    job = Job(candidate, taken.grant, 1.0, [candidate.record.place], attempts=taken.grant.attempts)
-    job.counted = taken.counted
+def job_of(claimed: object, candidate: Candidate) -> Job:
+    assert isinstance(claimed, Claimed)
+    job = Job(candidate, claimed.claim, 1.0, [candidate.record.place], attempts=claimed.claim.attempts)
+    job.counted = claimed.counted
     return job
 
 
@@ -73,7 +73,9 @@ async def test_jobs_that_fit_are_taken_and_started_in_one_write(pool: Pool) -> N
 
 async def test_an_attempt_that_was_not_spent_is_given_back(pool: Pool) -> None:
     store, wanted = store_of(pool), [candidate(0), candidate(1)]
-    jobs = [job_of(taken, each) for taken, each in zip(await store.accept(wanted, lambda _: True), wanted, strict=True)]
+    jobs = [
+        job_of(claimed, each) for claimed, each in zip(await store.accept(wanted, lambda _: True), wanted, strict=True)
+    ]
     jobs[1].attempts, jobs[1].counted = 1, False
     await store.release(jobs)
     found = await rows(pool, "jobs")
@@ -84,34 +86,34 @@ async def test_an_attempt_that_was_not_spent_is_given_back(pool: Pool) -> None:
 async def test_what_is_known_is_told_from_what_is_new(pool: Pool) -> None:
     store = store_of(pool)
     first, second, third = candidate(0), candidate(1), candidate(2)
-    taken = await store.accept([first, second])
-    finished = job_of(taken[0], first)
+    claimed = await store.accept([first, second])
+    finished = job_of(claimed[0], first)
     assert await store.complete([completion(done(finished, (5, 6)), "default", 2.0)]) == {first.key}
     other = second._replace(fingerprint=b"o" * 32)
     assert isinstance((await store.accept([other]))[0], Conflict)
     ended, leased, fresh = await store.accept([first, second, third])
     assert isinstance(ended, Ended)
     assert isinstance(leased, Leased)
-    assert isinstance(fresh, Taken)
-    assert fresh.grant.fence == 1
+    assert isinstance(fresh, Claimed)
+    assert fresh.claim.fence == 1
 
 
 async def test_a_job_whose_row_was_pruned_does_not_run_again(pool: Pool) -> None:
     store, wanted = store_of(pool), candidate(0)
-    [taken] = await store.accept([wanted])
-    await store.complete([completion(done(job_of(taken, wanted), (5,)), "default", 2.0)])
+    [claimed] = await store.accept([wanted])
+    await store.complete([completion(done(job_of(claimed, wanted), (5,)), "default", 2.0)])
     for table in ("results", "jobs"):
         await pool.execute(f"delete from loraq.{table}")  # noqa: S608  # as retention does, by day
     [again, other] = await store.accept([wanted, candidate(1)])
     assert isinstance(again, Ended)
-    assert isinstance(other, Taken), "its neighbour is new"
+    assert isinstance(other, Claimed), "its neighbour is new"
     assert wanted.key.job_id not in await rows(pool, "jobs")
 
 
 async def test_a_batch_of_which_nothing_was_generated_is_written(pool: Pool) -> None:
     """Columns of nothing but nulls travel empty."""
     store, wanted = store_of(pool), [candidate(0), candidate(1)]
-    jobs = [job_of(taken, each) for taken, each in zip(await store.accept(wanted), wanted, strict=True)]
+    jobs = [job_of(claimed, each) for claimed, each in zip(await store.accept(wanted), wanted, strict=True)]
     ended = [completion(failed(job, ErrorCode.TIMEOUT, "too long"), "default", 2.0) for job in jobs]
     assert await store.complete(ended) == {job.key for job in jobs}
     found = await rows(pool, "jobs")
@@ -125,10 +127,10 @@ async def test_a_batch_of_which_nothing_was_generated_is_written(pool: Pool) -> 
 async def test_each_result_has_its_own_tokens_and_a_stale_one_none(pool: Pool) -> None:
     store = store_of(pool, lease_s=0.001)
     wanted = [candidate(offset) for offset in range(4)]
-    jobs = [job_of(taken, each) for taken, each in zip(await store.accept(wanted), wanted, strict=True)]
+    jobs = [job_of(claimed, each) for claimed, each in zip(await store.accept(wanted), wanted, strict=True)]
     [again] = await store.accept([wanted[2]])
-    assert isinstance(again, Taken), "its lease has run out"
-    assert again.grant.fence == 2
+    assert isinstance(again, Claimed), "its lease has run out"
+    assert again.claim.fence == 2
     tokens: list[tuple[int, ...]] = [(1, 2, 3), (), (7,), (2**31 - 1, 0)]
     completions = [completion(done(job, each), "default", 2.0) for job, each in zip(jobs, tokens, strict=True)]
     assert await store.complete(completions) == {jobs[0].key, jobs[1].key, jobs[3].key}
@@ -149,7 +151,7 @@ async def test_each_result_has_its_own_tokens_and_a_stale_one_none(pool: Pool) -
 
 async def test_what_is_repeated_because_a_reply_was_lost_counts_once(pool: Pool) -> None:
     store, wanted = store_of(pool), [candidate(0), candidate(1)]
-    jobs = [job_of(taken, each) for taken, each in zip(await store.accept(wanted), wanted, strict=True)]
+    jobs = [job_of(claimed, each) for claimed, each in zip(await store.accept(wanted), wanted, strict=True)]
     first, again = await store.start(jobs), await store.start(jobs)
     assert first == again == dict.fromkeys((job.key for job in jobs), 1)
     for _ in range(2):
@@ -175,7 +177,7 @@ async def test_a_new_version_of_a_job_touches_no_index(pool: Pool) -> None:
     store, wanted = store_of(pool), [candidate(offset) for offset in range(200)]
     async with pool.acquire() as connection:
         await connection.execute("select pg_stat_reset()")
-    jobs = [job_of(taken, each) for taken, each in zip(await store.accept(wanted), wanted, strict=True)]
+    jobs = [job_of(claimed, each) for claimed, each in zip(await store.accept(wanted), wanted, strict=True)]
     await store.complete([completion(done(job, (1,)), "default", 2.0) for job in jobs])
 
     async def counted() -> tuple[int, int]:

@@ -24,11 +24,11 @@ async def test_a_batch_reads_about_as_many_rows_as_it_has_jobs(settings: Setting
         store = JobStore(pool, pool_name="default", worker="w", lease_s=30.0, max_attempts=3)
         if analyzed == "ended":
             for _ in range(4):
-                await complete(store, await take(store))
+                await complete(store, await claim(store))
         await pool.execute("vacuum analyze loraq.jobs")
         for _ in range(8):  # more than the five after which a server may keep a plan
-            await complete(store, await take(store, 2))
-        jobs = [await take(store) for _ in range(16)]
+            await complete(store, await claim(store, 2))
+        jobs = [await claim(store) for _ in range(16)]
         before = await rows_read(pool)
         for batch in jobs:
             assert len(await store.renew(batch)) == BATCH
@@ -37,10 +37,10 @@ async def test_a_batch_reads_about_as_many_rows_as_it_has_jobs(settings: Setting
         assert await pool.fetchval("select count(*) from loraq.jobs where state = 'succeeded'") >= 16 * BATCH
 
 
-async def take(store: JobStore, count: int = BATCH) -> list[Job]:
+async def claim(store: JobStore, count: int = BATCH) -> list[Job]:
     candidates = [candidate(offset) for offset in range(count)]
-    taken = await store.accept(candidates, lambda _adapter: True)
-    return [job_of(each, candidate) for each, candidate in zip(taken, candidates, strict=True)]
+    claimed = await store.accept(candidates, lambda _adapter: True)
+    return [job_of(each, candidate) for each, candidate in zip(claimed, candidates, strict=True)]
 
 
 async def complete(store: JobStore, jobs: list[Job]) -> None:
