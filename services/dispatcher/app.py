@@ -1,4 +1,4 @@
-"""The dispatcher's composition root."""
+"""Builds the dispatcher's parts and runs them."""
 
 from datetime import timedelta
 
@@ -12,7 +12,7 @@ from services.dispatcher.schedule import RetryPolicy
 from services.dispatcher.sender import Sender
 from services.dispatcher.slots import HostSlots
 from services.dispatcher.wakeup import CHANNEL
-from services.dispatcher.webhooks import WebhookLoop, WebhookTimes
+from services.dispatcher.webhooks import WebhookLoop, WebhookTimings
 from services.postgres.pool import listen, open_pool, transaction
 from services.process.lifecycle import Lifecycle
 from services.process.settings import Settings
@@ -22,7 +22,7 @@ from services.webhooks.guard import AddressGuard
 
 
 async def serve(life: Lifecycle, settings: Settings) -> None:
-    """Run until `life.stop`; attempts under way then have `settings.drain_s` seconds to end."""
+    """Run until `life.stop`; attempts in flight then have `settings.drain_s` seconds to end."""
     guard = AddressGuard(settings.webhook_allow_networks)
     box = SecretBox(settings.secret_key)
     life.health.set("events", "connecting to Kafka")
@@ -42,11 +42,11 @@ async def serve(life: Lifecycle, settings: Settings) -> None:
             webhooks.wake.set()
             events.wake.set()
 
-        keep = timedelta(days=settings.outbox_retention_days)
+        retention = timedelta(days=settings.outbox_retention_days)
         life.background("listen", listen(settings, CHANNEL, wake), endless=True)
         life.background("webhooks", webhooks.run(life.stop, life.health))
         life.background("events", events.run(life.stop, life.health))
-        life.background("retention", _retention(outbox, keep, life))
+        life.background("retention", _delete_finished(outbox, retention, life))
         life.background("measure", _measure(outbox, life))
         await life.until_stopped(grace_s=settings.drain_s)
 
@@ -60,12 +60,12 @@ def _webhook_loop(
         box,
         HostSlots(settings.webhook_concurrency, settings.webhook_per_host),
         retry_policy(settings),
-        WebhookTimes(timedelta(seconds=settings.webhook_timeout_s), settings.poll_interval_s, settings.drain_s),
+        WebhookTimings(timedelta(seconds=settings.webhook_timeout_s), settings.poll_interval_s, settings.drain_s),
     )
 
 
 def retry_policy(settings: Settings) -> RetryPolicy:
-    """The schedule that the settings ask for."""
+    """The retry policy of these settings."""
     return RetryPolicy(
         delays=tuple(timedelta(seconds=delay) for delay in settings.webhook_retry_delays_s),
         max_attempts=settings.webhook_max_attempts,
@@ -73,9 +73,9 @@ def retry_policy(settings: Settings) -> RetryPolicy:
     )
 
 
-async def _retention(outbox: Outbox, keep: timedelta, life: Lifecycle) -> None:
+async def _delete_finished(outbox: Outbox, retention: timedelta, life: Lifecycle) -> None:
     async def delete() -> None:
-        await housekeeping.delete_finished(outbox, keep)
+        await housekeeping.delete_finished(outbox, retention)
 
     await housekeeping.every(housekeeping.DELETE_EVERY_S, delete, life.stop)
 

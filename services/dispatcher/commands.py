@@ -8,8 +8,8 @@ from services.process.settings import load_settings
 
 @click.command()
 def dispatcher() -> None:
-    """Deliver finished jobs: signed webhooks, and events on Kafka."""
-    from services.dispatcher.app import serve  # the command's help needs neither aiohttp nor Kafka
+    """Deliver the outcomes of jobs: signed webhooks, and events on Kafka."""
+    from services.dispatcher.app import serve  # `--help` needs neither aiohttp nor Kafka
 
     settings = load_settings()
     lifecycle.run("dispatcher", settings, lambda life: serve(life, settings))

@@ -1,8 +1,8 @@
-"""HTTP connections that are only ever made to addresses the guard allows.
+"""HTTP connections, made only to addresses that the guard allows.
 
-Names are resolved here, and a name is refused if any of its addresses is. The socket factory then checks once more
-the very address that is connected to: there is no second look-up in between, so a name that changes its address
-between check and connection gains nothing. The URL keeps its host, so `Host` and TLS server name are the tenant's.
+Names are resolved here, and a name is refused if any of its addresses is. The socket factory then checks the address
+that is connected to. There is no second lookup in between, so DNS rebinding gains nothing. The URL keeps its host name,
+so the `Host` header and the TLS server name are those of the tenant's URL.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from services.webhooks.guard import AddressGuard
 
-KEEP_ALIVE_S = 4.0  # shorter than common servers keep theirs, so that none is closed under a request
+KEEP_ALIVE_S = 4.0  # shorter than common servers' keep-alive, so that no connection is closed under a request
 
 Lookup = Callable[[str, socket.AddressFamily], list[str]]
 
 
 class GuardedResolver(AbstractResolver):
-    """Resolves in threads of its own, so that names whose servers hang do not fill the loop's."""
+    """Resolves names in its own threads: a DNS server that hangs must not occupy the event loop's default executor."""
 
     def __init__(self, guard: AddressGuard, threads: int, lookup: Lookup) -> None:
         self._guard = guard
@@ -42,12 +42,12 @@ class GuardedResolver(AbstractResolver):
         return [_resolved(host, port, address) for address in found]
 
     async def close(self) -> None:
-        """Let look-ups that hang end by themselves."""
+        """Cancel queued lookups; do not wait for those that hang."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def system_lookup(host: str, family: socket.AddressFamily) -> list[str]:
-    """All addresses of `host` as the system knows them, with their IPv6 zone if any; raises OSError if it fails."""
+    """All addresses of `host` from the system's resolver, with IPv6 zones; raises OSError if the lookup fails."""
     infos = socket.getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM)
     return [_literal(address) for *_, address in infos]
 
@@ -72,9 +72,9 @@ async def guarded_session(
     tls: ssl.SSLContext | None = None,
     lookup: Lookup | None = None,
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    """A client session whose every connection passes `guard`; no cookies, no proxies, no decompression.
+    """A client session that checks every connection with `guard`; no cookies, no proxies, no decompression.
 
-    `tls` replaces the system's certificate authorities, `lookup` its resolver.
+    `tls` replaces the system's certificate authorities, `lookup` the system's resolver.
     """
 
     def guarded_socket(info: aiohttp.AddrInfoType) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Hands due events to Kafka, a batch at a time, and marks them done when the broker has acknowledged them."""
+"""Sends due events to Kafka in batches, and marks each done once the broker has acknowledged it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ _log = telemetry.get_logger()
 
 
 class EventLoop:
-    """Runs until stopped. `wake` is set by whoever knows that something may be due."""
+    """Runs until stopped. Setting `wake` makes it look for due events now."""
 
     def __init__(self, outbox: Outbox, settings: Settings) -> None:
         self.wake = asyncio.Event()
@@ -35,9 +35,10 @@ class EventLoop:
         self._topic = settings.events_topic
 
     async def run(self, stop: asyncio.Event, health: Health) -> None:
-        """Send until `stop`. A producer that failed is replaced by a new one, since an old one may never recover.
+        """Send until `stop`. A producer that failed is replaced, because it may never recover.
 
-        Kafka that refuses us is the operator's to mend: not ready, but webhooks go on.
+        If Kafka refuses the connection, the process reports itself not ready until the operator fixes the settings;
+        webhooks are still sent.
         """
         while not stop.is_set():
             try:
@@ -71,15 +72,15 @@ class EventLoop:
                 await first_of(stop, self.wake, timeout_s=self._settings.poll_interval_s)
 
     async def _send(self, producer: Any, rows: list[EventRow]) -> None:
-        """Send all, then record each by its own acknowledgement; raises RetryableError if the broker failed on one."""
+        """Send all, then record each by its own acknowledgement; raises RetryableError if the broker failed one."""
         errors = await asyncio.gather(*(self._send_one(producer, row) for row in rows))
         by_error = list(zip(rows, errors, strict=True))
-        dead = [row.id for row, error in by_error if _never(error)]
-        failed = [error for error in errors if error is not None and not _never(error)]
+        dead = [row.id for row, error in by_error if _is_permanent(error)]
+        failed = [error for error in errors if error is not None and not _is_permanent(error)]
         await self._outbox.finish_events([row.id for row, error in by_error if error is None], "done")
         await self._outbox.finish_events(dead, "dead")
         await self._outbox.postpone_events(
-            [row.id for row, error in by_error if error is not None and not _never(error)], RETRY_AFTER
+            [row.id for row, error in by_error if error is not None and not _is_permanent(error)], RETRY_AFTER
         )
         if failed:
             raise failed[0]
@@ -98,7 +99,7 @@ class EventLoop:
             except (KafkaError, OSError) as error:
                 reason = kafka.translated(error, self._settings)
                 span.set_status(Status(StatusCode.ERROR, str(reason)))
-                if _never(reason):
+                if _is_permanent(reason):
                     telemetry.alarm(
                         _log, "Event refused", action="event_dead", event_id=str(row.event_id), reason=str(reason)
                     )
@@ -121,8 +122,8 @@ class EventLoop:
         }
 
 
-def _never(error: ServiceError | None) -> bool:
-    """The broker will not take this event whatever else changes; wrong credentials are the operator's, not its."""
+def _is_permanent(error: ServiceError | None) -> bool:
+    """Whether the broker will reject this event at every attempt. Wrong credentials are not the event's fault."""
     return isinstance(error, PermanentError) and not isinstance(error, ConfigError)
 
 

@@ -1,4 +1,4 @@
-"""What runs beside sending: deleting finished rows past their keep, and measuring what is pending."""
+"""Periodic work: deletes finished rows after their retention time, and measures pending rows."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ _log = telemetry.get_logger()
 
 
 async def every(interval_s: float, work: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
-    """Do `work` now and every `interval_s` seconds until `stop`; a database that is away costs one turn."""
+    """Run `work` now and every `interval_s` seconds until `stop`; log a run that the database made fail."""
     while not stop.is_set():
         try:
             await work()
@@ -26,10 +26,10 @@ async def every(interval_s: float, work: Callable[[], Awaitable[None]], stop: as
         await first_of(stop, timeout_s=interval_s)
 
 
-async def delete_finished(outbox: Outbox, keep: timedelta) -> int:
-    """Delete finished rows older than `keep` in small batches, so that no lock is held for long; returns how many."""
+async def delete_finished(outbox: Outbox, retention: timedelta) -> int:
+    """Delete rows finished longer than `retention` ago, in small batches to keep locks short; returns the number."""
     deleted = 0
-    while (batch := await outbox.delete_finished(keep, DELETE_BATCH)) > 0:
+    while (batch := await outbox.delete_finished(retention, DELETE_BATCH)) > 0:
         deleted += batch
     if deleted:
         _log.info("Finished outbox rows deleted", action="outbox_deleted", rows=deleted)
@@ -37,7 +37,7 @@ async def delete_finished(outbox: Outbox, keep: timedelta) -> int:
 
 
 async def measure(outbox: Outbox) -> None:
-    """Set the gauges of what is pending."""
+    """Set the gauges of pending rows."""
     backlog = {each.kind: each for each in await outbox.backlog()}
     for kind in KINDS:
         found = backlog.get(kind)

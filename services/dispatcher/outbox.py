@@ -1,8 +1,8 @@
-"""The outbox in Postgres: claiming what is due, and writing down what became of it.
+"""The outbox in Postgres: claims due rows and records the outcome of each attempt.
 
-A claim is one statement that counts the attempt and pushes `next_attempt_at` forward; no transaction stays open while
-a receiver or a broker is talked to. A dispatcher that dies leaves a claim that lapses by itself. `attempts` is the
-claim's fence: what a lapsed claim writes afterwards changes nothing. All times are the database's.
+A claim is one statement that counts the attempt and moves `next_attempt_at` forward; no transaction stays open while
+the dispatcher talks to a receiver or a broker. If the dispatcher dies, its claims expire on their own. `attempts` is
+the claim's fencing token: a write under an expired claim changes nothing. All times are the database's.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,28 +11,29 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from services.dispatcher.slots import Room
+from services.dispatcher.slots import Capacity
 from services.postgres.pool import Pool, translated
 from services.webhooks.outcome import Blocked, Delivered, Failed, Outcome, Retry
 
-MAX_SEEN = 500  # due rows that one claim looks at, so that a long backlog costs no more than a short one
+MAX_SCANNED = 500  # due rows that one claim looks at, so that a long backlog costs no more than a short one
 
 CLAIM_WEBHOOKS = """
-with seen as (
+with scanned as (
     select id, lower(split_part(target, '/', 3)) as host, next_attempt_at
     from loraq.outbox
     where state = 'pending' and kind = 'webhook' and pool = $1 and next_attempt_at <= now()
       and lower(split_part(target, '/', 3)) <> all ($2::text[])
     order by next_attempt_at
     limit $3
-), placed as (
-    select id, host, row_number() over (partition by host order by next_attempt_at) as place from seen
+), ranked as (
+    select id, host, row_number() over (partition by host order by next_attempt_at) as position from scanned
 ), due as (
     select outbox.id
     from loraq.outbox
-    join placed using (id)
-    left join unnest($4::text[], $5::integer[]) as room (host, slots) using (host)
-    where placed.place <= coalesce(room.slots, $6) and outbox.state = 'pending' and outbox.next_attempt_at <= now()
+    join ranked using (id)
+    left join unnest($4::text[], $5::integer[]) as capacity (host, slots) using (host)
+    where ranked.position <= coalesce(capacity.slots, $6)
+      and outbox.state = 'pending' and outbox.next_attempt_at <= now()
     order by outbox.next_attempt_at
     limit $7
     for update of outbox skip locked
@@ -42,7 +43,7 @@ set attempts = claimed.attempts + 1, next_attempt_at = now() + $8
 from due where claimed.id = due.id
 returning claimed.id, claimed.event_id, claimed.tenant, claimed.job_id, claimed.body, claimed.target,
     claimed.traceparent, claimed.attempts, claimed.attempts - claimed.attempts_before as tries,
-    coalesce(claimed.resent_at, claimed.created_at) as begun_at, now() as claimed_at,
+    coalesce(claimed.resent_at, claimed.created_at) as schedule_started_at, now() as claimed_at,
     lower(split_part(claimed.target, '/', 3)) as host,
     (select webhook_secret from loraq.tenants where tenants.tenant = claimed.tenant) as sealed_secret
 """
@@ -65,11 +66,11 @@ where not exists (
 )
 """
 
-GIVE_BACK = """
-update loraq.outbox given
-set attempts = given.attempts - 1, next_attempt_at = now()
+RELEASE_WEBHOOKS = """
+update loraq.outbox released
+set attempts = released.attempts - 1, next_attempt_at = now()
 from unnest($1::bigint[], $2::integer[]) as claim (id, attempts)
-where given.id = claim.id and given.attempts = claim.attempts and given.state = 'pending'
+where released.id = claim.id and released.attempts = claim.attempts and released.state = 'pending'
 """
 
 CLAIM_EVENTS = """
@@ -111,10 +112,10 @@ from loraq.outbox where state = 'pending' and pool = $1 group by kind
 
 @dataclass(frozen=True)
 class WebhookRow:
-    """A claimed webhook; `attempts` counts this attempt, `host` is the host and port as the claim groups them.
+    """A claimed webhook; `attempts` includes this attempt, `host` is the host and port by which claims are grouped.
 
-    `tries` counts it in the present schedule, which began at `begun_at`: when the job ended, or when a person had the
-    webhook sent again.
+    `tries` counts the attempts of the current schedule, which started at `schedule_started_at`: when the job ended, or
+    when an operator had the webhook resent.
     """
 
     id: int
@@ -126,7 +127,7 @@ class WebhookRow:
     traceparent: str | None
     attempts: int
     tries: int
-    begun_at: datetime
+    schedule_started_at: datetime
     claimed_at: datetime
     host: str
     sealed_secret: bytes | None
@@ -146,7 +147,7 @@ class EventRow:
 
 @dataclass(frozen=True)
 class Backlog:
-    """Rows of one kind that are not yet done, and how long the oldest of them has been due."""
+    """Pending rows of one kind, and how long the oldest of them has been due."""
 
     kind: str
     rows: int
@@ -154,58 +155,57 @@ class Backlog:
 
 
 class Outbox:
-    """The outbox rows of one pool. Raises RetryableError while the database is away."""
+    """The outbox rows of one pool. Raises RetryableError while the database is unavailable."""
 
     def __init__(self, database: Pool, pool: str) -> None:
         self._database = database
         self._pool = pool
 
-    async def claim_webhooks(self, room: Room, claim_for: timedelta) -> list[WebhookRow]:
-        """The due webhooks that there is room for; they are this dispatcher's for `claim_for`."""
-        full = [host for host, slots in room.by_host.items() if slots <= 0]
-        hosts, slots = list(room.by_host), list(room.by_host.values())
-        rows = await self._fetch(
-            CLAIM_WEBHOOKS, self._pool, full, MAX_SEEN, hosts, slots, room.other_hosts, room.total, claim_for
-        )
+    async def claim_webhooks(self, capacity: Capacity, claim_for: timedelta) -> list[WebhookRow]:
+        """Claim due webhooks within `capacity`; the claims last for `claim_for`."""
+        full = [host for host, slots in capacity.by_host.items() if slots <= 0]
+        hosts, slots = list(capacity.by_host), list(capacity.by_host.values())
+        limits = (hosts, slots, capacity.other_hosts, capacity.total)
+        rows = await self._fetch(CLAIM_WEBHOOKS, self._pool, full, MAX_SCANNED, *limits, claim_for)
         return [WebhookRow(**row) for row in rows]
 
     async def finish_webhook(self, row: WebhookRow, outcome: Outcome, status: int | None, duration: timedelta) -> None:
-        """Write the attempt down and move its row on, in one statement that may safely be repeated."""
+        """Record the attempt and update its row, in one idempotent statement."""
         state, after = state_after(outcome)
         claim = (row.id, row.attempts, state, after)
-        delivery = (row.event_id, row.tenant, row.job_id, row.target)
-        what = (delivery_outcome(outcome), status, getattr(outcome, "reason", None))
+        webhook = (row.event_id, row.tenant, row.job_id, row.target)
+        result = (delivery_outcome(outcome), status, getattr(outcome, "reason", None))
         await self._execute(
-            FINISH_WEBHOOK, *claim, *delivery, *what, row.claimed_at, duration / timedelta(milliseconds=1)
+            FINISH_WEBHOOK, *claim, *webhook, *result, row.claimed_at, duration / timedelta(milliseconds=1)
         )
 
-    async def give_back(self, rows: Iterable[WebhookRow]) -> None:
-        """Undo claims of rows that were not attempted."""
+    async def release_webhooks(self, rows: Iterable[WebhookRow]) -> None:
+        """Undo the claims of rows that were not attempted."""
         claims = [(row.id, row.attempts) for row in rows]
         if claims:
-            await self._execute(GIVE_BACK, *zip(*claims, strict=True))
+            await self._execute(RELEASE_WEBHOOKS, *zip(*claims, strict=True))
 
     async def claim_events(self, limit: int, claim_for: timedelta) -> list[EventRow]:
-        """At most `limit` due events; they are this dispatcher's for `claim_for`."""
+        """Claim at most `limit` due events; the claims last for `claim_for`."""
         return [EventRow(**row) for row in await self._fetch(CLAIM_EVENTS, self._pool, limit, claim_for)]
 
     async def finish_events(self, ids: Sequence[int], state: str) -> None:
-        """The broker has them (`done`), or never will (`dead`)."""
+        """Mark events as acknowledged by the broker (`done`) or rejected for good (`dead`)."""
         if ids:
             await self._execute(FINISH_EVENTS, ids, state)
 
     async def postpone_events(self, ids: Sequence[int], after: timedelta) -> None:
-        """The broker did not take them; due again after `after`."""
+        """Make events that the broker did not acknowledge due again after `after`."""
         if ids:
             await self._execute(POSTPONE_EVENTS, ids, after)
 
     async def delete_finished(self, older_than: timedelta, limit: int) -> int:
-        """Delete at most `limit` rows that were finished longer ago than that; returns how many."""
+        """Delete at most `limit` rows that were finished longer than `older_than` ago; returns the number."""
         status = await self._execute(DELETE_FINISHED, older_than, limit)
         return int(status.rpartition(" ")[2])
 
     async def backlog(self) -> list[Backlog]:
-        """What is pending, by kind."""
+        """Pending rows by kind."""
         return [Backlog(**row) for row in await self._fetch(COUNT_PENDING, self._pool)]
 
     async def _fetch(self, statement: str, *arguments: Any) -> list[Any]:
@@ -218,7 +218,7 @@ class Outbox:
 
 
 def state_after(outcome: Outcome) -> tuple[str, timedelta]:
-    """The row's state, and when it is due again if that is pending."""
+    """The row's next state, and the delay until it is due again if that is `pending`."""
     match outcome:
         case Delivered():
             return "done", timedelta(0)
@@ -229,7 +229,7 @@ def state_after(outcome: Outcome) -> tuple[str, timedelta]:
 
 
 def delivery_outcome(outcome: Outcome) -> str:
-    """The word in `webhook_deliveries.outcome`."""
+    """The value of `webhook_deliveries.outcome`."""
     match outcome:
         case Delivered():
             return "delivered"

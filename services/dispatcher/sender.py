@@ -1,4 +1,4 @@
-"""One attempt: a signed POST to the guarded address, and what came of it. Never raises for what a receiver does."""
+"""One attempt: a signed POST and its result. A receiver's behaviour is never an exception."""
 
 import asyncio
 import os
@@ -9,15 +9,15 @@ import aiohttp
 
 from services.process import telemetry
 from services.webhooks.guard import AddressGuard, AddressNotAllowedError, parse_url
-from services.webhooks.outcome import Answer, Answered, NotAllowed, Unreachable, Unsendable
+from services.webhooks.outcome import AttemptResult, NotAllowed, Responded, Unreachable, Unsendable
 from services.webhooks.signature import sign
 
-MAX_ANSWER_BYTES = 16 * 1024
-ANSWER_BODY_TIMEOUT_S = 1.0
+MAX_RESPONSE_BYTES = 16 * 1024
+RESPONSE_BODY_TIMEOUT_S = 1.0
 
 
 class Sender:
-    """Sends webhooks through `session`, which must be a guarded one."""
+    """Sends webhooks through `session`, which must be one of `guarded_session`."""
 
     def __init__(self, session: aiohttp.ClientSession, guard: AddressGuard, timeout_s: float) -> None:
         self._session = session
@@ -25,7 +25,7 @@ class Sender:
         self._timeout_s = timeout_s
         self._user_agent = f"loraq/{version('loraq')}"
 
-    async def send(self, target: str, webhook_id: str, body: bytes, secret: str, now: datetime) -> Answer:
+    async def send(self, target: str, webhook_id: str, body: bytes, secret: str, now: datetime) -> AttemptResult:
         """POST `body` to `target`, signed at `now`; raises SecretError if the secret is malformed."""
         url = parse_url(target)
         if isinstance(url, Unsendable):
@@ -36,7 +36,7 @@ class Sender:
         try:
             async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as response:
                 await _drain(response)
-                return Answered(response.status, response.headers.get("Retry-After"))
+                return Responded(response.status, response.headers.get("Retry-After"))
         except AddressNotAllowedError as error:
             return NotAllowed(error.address)
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -50,13 +50,13 @@ class Sender:
 
 
 async def _drain(response: aiohttp.ClientResponse) -> None:
-    """Read a short answer to its end, so that the connection can be used again; the status alone decides.
+    """Read a short response body to its end, so that the connection can be reused.
 
-    An answer that is long, slow or broken costs its connection and nothing else.
+    A body that is long, slow or malformed costs the connection only: the status alone decides.
     """
     try:
-        async with asyncio.timeout(ANSWER_BODY_TIMEOUT_S):
-            left = MAX_ANSWER_BYTES
+        async with asyncio.timeout(RESPONSE_BODY_TIMEOUT_S):
+            left = MAX_RESPONSE_BYTES
             while left > 0 and (chunk := await response.content.read(left)):
                 left -= len(chunk)
     except (aiohttp.ClientError, OSError, ValueError):
@@ -65,13 +65,13 @@ async def _drain(response: aiohttp.ClientResponse) -> None:
         response.close()
 
 
-def explain(error: aiohttp.ClientError | OSError | ValueError, timeout_s: float) -> Answer:
-    """The sentence for a failed attempt; it says nothing that the tenant could not find out alone."""
+def explain(error: aiohttp.ClientError | OSError | ValueError, timeout_s: float) -> AttemptResult:
+    """The result of a failed attempt. The tenant reads the reason, so it names no address inside the network."""
     match error:
         case TimeoutError():
-            return Unreachable(f"no answer within {timeout_s:g} s", timed_out=True)
+            return Unreachable(f"no response within {timeout_s:g} s", timed_out=True)
         case aiohttp.InvalidURL():
-            return Unsendable("the URL cannot be read")
+            return Unsendable("the URL is malformed")
         case aiohttp.ClientConnectorCertificateError():
             return Unreachable("the TLS certificate is not valid for this host")
         case aiohttp.ClientSSLError():
@@ -81,11 +81,11 @@ def explain(error: aiohttp.ClientError | OSError | ValueError, timeout_s: float)
         case aiohttp.ClientConnectorError():
             return Unreachable(f"could not connect: {_cause(error.os_error)}")
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError() | ConnectionError():
-            return Unreachable("the connection was closed before an answer")
+            return Unreachable("the connection was closed before a response")
         case _:
-            return Unreachable("the answer is not valid HTTP")
+            return Unreachable("the response is not valid HTTP")
 
 
 def _cause(error: OSError) -> str:
-    """The system's words for the number; the error's own text would name the address that was tried."""
-    return os.strerror(error.errno) if error.errno else "no address answered"
+    """The text of the error number; the error's own text would name the address."""
+    return os.strerror(error.errno) if error.errno else "no address accepted the connection"

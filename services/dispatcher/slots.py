@@ -1,7 +1,7 @@
-"""How many webhooks may be in flight, and to whom, so that receivers that hang hold up nobody else. Plain Python.
+"""Limits on webhooks in flight, in total and per host, so that a slow receiver does not delay the others. Pure.
 
-A host starts with a few slots, earns more with each answer in time, and is a suspect with one slot after an attempt
-that used up its time. Suspects together never hold more than half of all slots.
+A host starts with a few slots and gains one with each response in time. After an attempt that timed out it counts as
+slow and has one slot. Slow hosts together never hold more than half of all slots.
 """
 
 from collections import Counter, OrderedDict
@@ -12,8 +12,8 @@ REMEMBERED_HOSTS = 10_000
 
 
 @dataclass(frozen=True)
-class Room:
-    """Attempts that may start: in all, by host, and to each host that is not named."""
+class Capacity:
+    """Attempts that may start: in total, by host, and to each host not listed in `by_host`."""
 
     total: int
     by_host: dict[str, int]
@@ -28,56 +28,56 @@ class HostSlots:
         self._per_host = max(1, min(per_host, total))
         self._in_flight: Counter[str] = Counter()
         self._limits: OrderedDict[str, int] = OrderedDict()
-        self._suspects: set[str] = set()
+        self._slow: set[str] = set()
 
     @property
     def free(self) -> int:
-        """Attempts that may start now, whatever their host."""
+        """Attempts that may start now, to any host."""
         return self._total - self._in_flight.total()
 
-    def room(self, most: int) -> Room:
-        """What may be started now, `most` attempts at most."""
-        by_host = {host: max(0, self._room_for(host)) for host in self._in_flight}
-        if not self._suspects_have_room:
-            by_host |= dict.fromkeys(self._suspects, 0)
-        return Room(min(self.free, most), by_host, min(START_SLOTS, self._per_host))
+    def capacity(self, limit: int) -> Capacity:
+        """What may be started now, at most `limit` attempts."""
+        by_host = {host: max(0, self._free_for(host)) for host in self._in_flight}
+        if not self._slow_hosts_have_free_slots:
+            by_host |= dict.fromkeys(self._slow, 0)
+        return Capacity(min(self.free, limit), by_host, min(START_SLOTS, self._per_host))
 
-    def take(self, host: str) -> bool:
-        """Take a slot for an attempt to `host`; False if there is none."""
-        if self.free <= 0 or self._room_for(host) <= 0:
+    def acquire(self, host: str) -> bool:
+        """Take a slot for an attempt to `host`; False if none is free."""
+        if self.free <= 0 or self._free_for(host) <= 0:
             return False
         self._in_flight[host] += 1
         return True
 
-    def give_back(self, host: str, timed_out: bool) -> None:
-        """The attempt is over."""
+    def release(self, host: str, timed_out: bool) -> None:
+        """Return the slot of an attempt that has ended."""
         self._in_flight[host] -= 1
         if not self._in_flight[host]:
             del self._in_flight[host]
         self._remember(host, 1 if timed_out else min(self._limit(host) + 1, self._per_host), timed_out)
 
     def check_integrity(self) -> None:
-        """Assert that no bound is exceeded; suspects may be over theirs only by attempts begun before."""
+        """Assert that no limit is exceeded, except by attempts that started before their host became slow."""
         assert self._in_flight.total() <= self._total
         assert all(0 < count <= self._per_host for count in self._in_flight.values())
-        assert self._suspects <= set(self._limits)
+        assert self._slow <= set(self._limits)
 
-    def _room_for(self, host: str) -> int:
-        if host in self._suspects and not self._suspects_have_room:
+    def _free_for(self, host: str) -> int:
+        if host in self._slow and not self._slow_hosts_have_free_slots:
             return 0
         return self._limit(host) - self._in_flight[host]
 
     @property
-    def _suspects_have_room(self) -> bool:
-        return sum(self._in_flight[host] for host in self._suspects) < max(1, self._total // 2)
+    def _slow_hosts_have_free_slots(self) -> bool:
+        return sum(self._in_flight[host] for host in self._slow) < max(1, self._total // 2)
 
     def _limit(self, host: str) -> int:
         return self._limits.get(host, min(START_SLOTS, self._per_host))
 
-    def _remember(self, host: str, limit: int, suspect: bool) -> None:
+    def _remember(self, host: str, limit: int, slow: bool) -> None:
         self._limits[host] = limit
         self._limits.move_to_end(host)
-        (self._suspects.add if suspect else self._suspects.discard)(host)
+        (self._slow.add if slow else self._slow.discard)(host)
         while len(self._limits) > REMEMBERED_HOSTS:
             forgotten, _ = self._limits.popitem(last=False)
-            self._suspects.discard(forgotten)
+            self._slow.discard(forgotten)

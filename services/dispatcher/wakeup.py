@@ -1,4 +1,4 @@
-"""Waiting for what may be due: NOTIFY says so at once, polling in the end."""
+"""Waiting for due rows: NOTIFY wakes the dispatcher at once, polling finds rows whose notification was lost."""
 
 import asyncio
 

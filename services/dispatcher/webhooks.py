@@ -1,4 +1,4 @@
-"""Claims due webhooks, sends each in a task of its own within the slots, and writes every attempt down."""
+"""Claims due webhooks within the free slots, sends each in its own task, and records every attempt."""
 
 import asyncio
 import random
@@ -19,27 +19,27 @@ from services.process.lifecycle import Health
 from services.tenants.secrets import SecretBox
 from services.webhooks.outcome import (
     HOW_TO_ALLOW,
-    Answer,
-    Answered,
+    AttemptResult,
     Blocked,
     Delivered,
     Failed,
     NotAllowed,
     Outcome,
+    Responded,
     Unreachable,
 )
 
 MAX_CLAIM = 100
 CLAIM_SLACK = timedelta(seconds=30)
 RECORD_PAUSES_S = (0.1, 1.0, 5.0)  # together well within the slack
-NO_SECRET = "the tenant's webhook secret cannot be used; the operator is told"  # noqa: S105  # a sentence
-BROKE = "the attempt broke; the operator is told"
+UNUSABLE_SECRET = "the tenant's webhook secret is unusable; the operator has been alerted"  # noqa: S105  # a sentence
+INTERNAL_ERROR = "the attempt failed with an internal error; the operator has been alerted"
 _log = telemetry.get_logger()
 
 
 @dataclass(frozen=True)
-class WebhookTimes:
-    """How long an attempt may take, how long to wait for a wake-up, and how long for attempts under way at the end."""
+class WebhookTimings:
+    """The timeout of an attempt, the polling interval, and how long a stop waits for attempts in flight."""
 
     timeout: timedelta
     poll_interval_s: float
@@ -47,10 +47,16 @@ class WebhookTimes:
 
 
 class WebhookLoop:
-    """Runs until stopped. `wake` is set by whoever knows that something may be due."""
+    """Runs until stopped. Setting `wake` makes it look for due webhooks now."""
 
     def __init__(
-        self, outbox: Outbox, sender: Sender, box: SecretBox, slots: HostSlots, policy: RetryPolicy, times: WebhookTimes
+        self,
+        outbox: Outbox,
+        sender: Sender,
+        box: SecretBox,
+        slots: HostSlots,
+        policy: RetryPolicy,
+        timings: WebhookTimings,
     ) -> None:
         self.wake = asyncio.Event()
         self._outbox = outbox
@@ -58,12 +64,12 @@ class WebhookLoop:
         self._box = box
         self._slots = slots
         self._policy = policy
-        self._times = times
+        self._timings = timings
         self._tasks: set[asyncio.Task[None]] = set()
-        self._held_back = False
+        self._slots_exhausted = False
 
     async def run(self, stop: asyncio.Event, health: Health) -> None:
-        """Send until `stop`; then wait for the attempts under way, `drain_s` seconds at most."""
+        """Send until `stop`; then wait at most `drain_s` seconds for attempts in flight."""
         while not stop.is_set():
             self.wake.clear()
             try:
@@ -71,26 +77,26 @@ class WebhookLoop:
                 health.set("webhooks", None)
             except RetryableError as error:
                 health.set("webhooks", str(error))
-                _log.warning("Webhooks held up", action="webhooks_held_up", reason=str(error))
-                await first_of(stop, timeout_s=max(1.0, self._times.poll_interval_s))
+                _log.warning("Webhooks cannot be claimed", action="webhooks_held_up", reason=str(error))
+                await first_of(stop, timeout_s=max(1.0, self._timings.poll_interval_s))
                 continue
             if not started:
-                await first_of(stop, self.wake, timeout_s=self._times.poll_interval_s)
+                await first_of(stop, self.wake, timeout_s=self._timings.poll_interval_s)
         await self._drain()
 
     async def _start_due(self) -> int:
-        """Claim what the slots allow and start it; returns how many attempts were started."""
-        room = self._slots.room(MAX_CLAIM)
-        self._held_back = room.total <= 0 or 0 in room.by_host.values()
-        if room.total <= 0:
+        """Claim due webhooks within the free slots and start them; returns the number of attempts started."""
+        capacity = self._slots.capacity(MAX_CLAIM)
+        self._slots_exhausted = capacity.total <= 0 or 0 in capacity.by_host.values()
+        if capacity.total <= 0:
             return 0
-        rows = await self._outbox.claim_webhooks(room, self._times.timeout + CLAIM_SLACK)
+        rows = await self._outbox.claim_webhooks(capacity, self._timings.timeout + CLAIM_SLACK)
         surplus = [row for row in rows if not self._start(row)]
-        await self._outbox.give_back(surplus)
+        await self._outbox.release_webhooks(surplus)
         return len(rows) - len(surplus)
 
     def _start(self, row: WebhookRow) -> bool:
-        if not self._slots.take(row.host):
+        if not self._slots.acquire(row.host):
             return False
         task = asyncio.create_task(self._attempt(row), name=f"webhook {row.event_id}")
         self._tasks.add(task)
@@ -98,9 +104,9 @@ class WebhookLoop:
         return True
 
     async def _drain(self) -> None:
-        """Those cut off keep their claim; another dispatcher sends them when it lapses."""
+        """Attempts that are cancelled keep their claims; another dispatcher sends them once those expire."""
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._times.drain_s)
+            await asyncio.wait(self._tasks, timeout=self._timings.drain_s)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -112,7 +118,7 @@ class WebhookLoop:
             timed_out = await self._send_and_record(row)
         except RetryableError as error:
             _log.warning(
-                "Webhook attempt not recorded; it will be repeated",
+                "Webhook attempt could not be recorded and will be repeated",
                 action="webhook_not_recorded",
                 webhook_id=str(row.event_id),
                 reason=str(error),
@@ -120,7 +126,7 @@ class WebhookLoop:
         except Exception as error:
             telemetry.alarm(
                 _log,
-                "Webhook attempt broke; it will be repeated",
+                "Webhook attempt failed unexpectedly and will be repeated",
                 action="webhook_broke",
                 webhook_id=str(row.event_id),
                 reason=repr(error),
@@ -128,29 +134,29 @@ class WebhookLoop:
             )
         finally:
             telemetry.WEBHOOKS_IN_FLIGHT.dec()
-            self._slots.give_back(row.host, timed_out)
-            if self._held_back:
+            self._slots.release(row.host, timed_out)
+            if self._slots_exhausted:
                 self.wake.set()
 
     async def _send_and_record(self, row: WebhookRow) -> bool:
-        """One attempt from span to row; returns whether it used up its time."""
+        """Make one attempt and record it; returns whether it timed out."""
         with telemetry.tracer().start_as_current_span(
             telemetry.SPAN_SEND_WEBHOOK,
             context=telemetry.context_from(row.traceparent),
             kind=SpanKind.CLIENT,
             attributes=_attributes(row),
         ) as span:
-            begun = time.monotonic()
-            answer = await self._answer(row)
-            duration = timedelta(seconds=time.monotonic() - begun)
-            outcome = self._outcome(row, answer, duration)
-            _describe(span, answer, outcome)
-            await self._record(row, outcome, _status(answer), duration)
-            _report(row, answer, outcome, duration)
-            return isinstance(answer, Unreachable) and answer.timed_out
+            start = time.monotonic()
+            result = await self._send(row)
+            duration = timedelta(seconds=time.monotonic() - start)
+            outcome = self._outcome(row, result, duration)
+            _describe(span, result, outcome)
+            await self._record(row, outcome, _status(result), duration)
+            _report(row, result, outcome, duration)
+            return isinstance(result, Unreachable) and result.timed_out
 
     async def _record(self, row: WebhookRow, outcome: Outcome, status: int | None, duration: timedelta) -> None:
-        """Write it down, again if the database stumbles: a receiver should not see a webhook twice for that."""
+        """Record the attempt, with retries: a brief database outage should not make the receiver get it twice."""
         for pause_s in RECORD_PAUSES_S:
             try:
                 return await self._outbox.finish_webhook(row, outcome, status, duration)
@@ -158,8 +164,8 @@ class WebhookLoop:
                 await asyncio.sleep(pause_s)
         return await self._outbox.finish_webhook(row, outcome, status, duration)
 
-    async def _answer(self, row: WebhookRow) -> Answer:
-        """What the receiver said; an unusable secret is the operator's fault, so it raises an alarm and is retried."""
+    async def _send(self, row: WebhookRow) -> AttemptResult:
+        """Send it. An unusable secret is the operator's fault: it raises an alarm, and the webhook is retried."""
         try:
             if row.sealed_secret is None:
                 raise ConfigError(f"the tenant {row.tenant} has no webhook secret")
@@ -168,30 +174,30 @@ class WebhookLoop:
         except (ConfigError, InputError, UnicodeDecodeError) as error:
             telemetry.alarm(
                 _log,
-                "Webhook secret unusable",
+                "Webhook secret is unusable",
                 action="webhook_secret_unusable",
                 tenant=row.tenant,
                 webhook_id=str(row.event_id),
                 reason=str(error),
             )
-            return Unreachable(NO_SECRET)
-        except Exception as error:  # whatever a receiver did to us: it counts as an attempt, so that it ends some time
+            return Unreachable(UNUSABLE_SECRET)
+        except Exception as error:  # it counts as an attempt, so that the retries end
             telemetry.alarm(
                 _log,
-                "Webhook attempt broke",
+                "Webhook attempt failed unexpectedly",
                 action="webhook_broke",
                 tenant=row.tenant,
                 webhook_id=str(row.event_id),
                 reason=repr(error),
                 exc_info=error,
             )
-            return Unreachable(BROKE)
+            return Unreachable(INTERNAL_ERROR)
 
-    def _outcome(self, row: WebhookRow, answer: Answer, duration: timedelta) -> Outcome:
+    def _outcome(self, row: WebhookRow, result: AttemptResult, duration: timedelta) -> Outcome:
         return decide(
-            answer,
+            result,
             attempt=row.tries,
-            begun_at=row.begun_at,
+            started_at=row.schedule_started_at,
             policy=self._policy,
             now=row.claimed_at + duration,
             random=random.random(),
@@ -212,35 +218,35 @@ def _attributes(row: WebhookRow) -> dict[str, str | int]:
     return attributes
 
 
-def _status(answer: Answer) -> int | None:
-    return answer.status if isinstance(answer, Answered) else None
+def _status(result: AttemptResult) -> int | None:
+    return result.status if isinstance(result, Responded) else None
 
 
-def _describe(span: Span, answer: Answer, outcome: Outcome) -> None:
+def _describe(span: Span, result: AttemptResult, outcome: Outcome) -> None:
     span.set_attribute(telemetry.OUTCOME, delivery_outcome(outcome))
-    if (status := _status(answer)) is not None:
+    if (status := _status(result)) is not None:
         span.set_attribute(telemetry.HTTP_RESPONSE_STATUS_CODE, status)
     if not isinstance(outcome, Delivered):
-        span.set_attribute(telemetry.ERROR_TYPE, str(status or type(answer).__name__))
+        span.set_attribute(telemetry.ERROR_TYPE, str(status or type(result).__name__))
         span.set_status(Status(StatusCode.ERROR, outcome.reason))
 
 
-def _report(row: WebhookRow, answer: Answer, outcome: Outcome, duration: timedelta) -> None:
-    """The operator's log; unlike the tenant's row it says which address was refused, and what would allow it."""
-    word = delivery_outcome(outcome)
-    telemetry.WEBHOOK_ATTEMPTS.labels(outcome=word).inc()
+def _report(row: WebhookRow, result: AttemptResult, outcome: Outcome, duration: timedelta) -> None:
+    """Count and log the attempt. Unlike the tenant's row, the log names the refused address and how to allow it."""
+    label = delivery_outcome(outcome)
+    telemetry.WEBHOOK_ATTEMPTS.labels(outcome=label).inc()
     telemetry.WEBHOOK_SECONDS.observe(duration.total_seconds())
     log = _log.warning if isinstance(outcome, Failed | Blocked) else _log.info
     log(
         "Webhook attempted",
-        action=f"webhook_{word}",
+        action=f"webhook_{label}",
         webhook_id=str(row.event_id),
         tenant=row.tenant,
         job_id=str(row.job_id),
         attempt=row.attempts,
-        status=_status(answer),
+        status=_status(result),
         reason=getattr(outcome, "reason", None),
-        refused_address=answer.address if isinstance(answer, NotAllowed) else None,
-        hint=HOW_TO_ALLOW if isinstance(answer, NotAllowed) else None,
+        refused_address=result.address if isinstance(result, NotAllowed) else None,
+        hint=HOW_TO_ALLOW if isinstance(result, NotAllowed) else None,
         duration_ms=round(duration / timedelta(milliseconds=1), 1),
     )

@@ -1,1 +1,1 @@
-"""The operator's side of webhooks: see what was not delivered, and have it sent again."""
+"""Webhooks outside the dispatcher: addresses, signatures, a receiver, and the commands that list and resend them."""

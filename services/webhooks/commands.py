@@ -9,22 +9,22 @@ import click
 
 from services.cli.output import json_option, on_database, one_tenant_option, print_json, print_rows, when
 from services.errors import InputError
-from services.webhooks.listing import COLUMNS, OUTCOMES, UNDELIVERED, Chosen, list_webhooks
-from services.webhooks.resending import Wish, resend
+from services.webhooks.listing import COLUMNS, OUTCOMES, UNDELIVERED, WebhookFilter, list_webhooks
+from services.webhooks.resending import ResendRequest, resend
 
-SENT_COLUMNS = {
+RESENT_COLUMNS = {
     "tenant": "tenant",
     "job_id": "job",
     "webhook_id": "webhook-id",
     "host": "webhook to",
     "attempts": "attempts",
 }
-host_option = click.option("--host", metavar="HOST[:PORT]", help="Only to this host, as the address has it.")
+host_option = click.option("--host", metavar="HOST[:PORT]", help="Only to this host, as written in the address.")
 
 
 @click.group()
 def webhooks() -> None:
-    """Look at webhooks that were not delivered, and have them sent again."""
+    """List webhooks that were not delivered, and resend them."""
 
 
 @webhooks.command("list")
@@ -38,10 +38,12 @@ def webhooks() -> None:
     multiple=True,
     default=UNDELIVERED,
     show_default="all but delivered",
-    help="Of the newest attempt; may be given again.",
+    help="Outcome of the newest attempt; repeatable.",
 )
-@click.option("--since", type=when, help="Of jobs that ended then or later: a time (ISO 8601), or an age like 2h.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Newest so many.")
+@click.option("--since", type=when, help="Of jobs that ended since this time (ISO 8601) or age (2h).")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Maximum number of webhooks."
+)
 @json_option
 def list_(
     job_id: UUID | None,
@@ -52,27 +54,29 @@ def list_(
     limit: int,
     as_json: bool,
 ) -> None:
-    """List the webhooks that were not delivered, newest first, each with its newest attempt and why it failed.
+    """List undelivered webhooks, newest first, with the result of the newest attempt.
 
-    Finished ones are listed, and can be sent again, for LORAQ_OUTBOX_RETENTION_DAYS; all attempts are rows of
-    loraq.webhook_deliveries.
+    Webhooks are listed and can be resent for LORAQ_OUTBOX_RETENTION_DAYS after their last attempt. The table
+    loraq.webhook_deliveries holds all attempts.
     """
-    chosen = Chosen(frozenset(outcomes), tenant, job_id, host, since)
-    rows = on_database(lambda connection: list_webhooks(connection, chosen, limit))
+    matching = WebhookFilter(frozenset(outcomes), tenant, job_id, host, since)
+    rows = on_database(lambda connection: list_webhooks(connection, matching, limit))
     if as_json:
         for row in rows:
             print_json(row)
     else:
-        print_rows(rows, COLUMNS, "There is no such webhook.")
+        print_rows(rows, COLUMNS, "No matching webhooks.")
 
 
 @webhooks.command("resend")
 @click.argument("job_ids", type=click.UUID, metavar="[JOB_ID]…", nargs=-1)
 @one_tenant_option
 @host_option
-@click.option("--all", "everything", is_flag=True, help="Of all tenants, where nothing else chooses.")
-@click.option("--again", is_flag=True, help="Also what was delivered.")
-@click.option("--limit", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="At most so many.")
+@click.option("--all", "everything", is_flag=True, help="All undelivered webhooks of all tenants.")
+@click.option("--again", is_flag=True, help="Include delivered webhooks.")
+@click.option(
+    "--limit", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Maximum number of webhooks."
+)
 @json_option
 def resend_(
     job_ids: tuple[UUID, ...],
@@ -83,26 +87,25 @@ def resend_(
     limit: int,
     as_json: bool,
 ) -> None:
-    """Send the webhooks of these jobs again, or those of a tenant or to a host that were not delivered.
+    """Resend the undelivered webhooks of these jobs, of a tenant, or to a host.
 
-    They are due at once, those that wait for their next attempt too, with all attempts and all of the time that a new
-    one has. Each keeps its webhook-id, so that a receiver that remembers ids sees it once. Exit status 1 if one of the
-    jobs has nothing to send.
+    They become due immediately, including those that wait for a retry, and start a new retry schedule. Each keeps its
+    webhook-id, so that the receiver can recognise duplicates. Exit status 1 if one of the jobs has nothing to resend.
     """
     if not (job_ids or tenant or host or everything):
-        raise click.UsageError("Say which webhooks (JOB_ID, --tenant, --host), or --all.")
-    wish = Wish(job_ids, tenant, host, again, limit)
-    sent, left = on_database(lambda connection: resend(connection, wish))
-    _show(sent, as_json=as_json)
-    if left:
-        raise InputError("; ".join(left))
+        raise click.UsageError("Select webhooks by JOB_ID, --tenant or --host, or give --all.")
+    request = ResendRequest(job_ids, tenant, host, again, limit)
+    resent, skipped = on_database(lambda connection: resend(connection, request))
+    _show(resent, as_json=as_json)
+    if skipped:
+        raise InputError("; ".join(skipped))
 
 
-def _show(sent: list[dict[str, Any]], *, as_json: bool) -> None:
+def _show(resent: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
-        for row in sent:
+        for row in resent:
             print_json(row)
         return
-    if sent:
-        print_rows(sent, SENT_COLUMNS, "")
-    click.echo(f"{len(sent)} webhooks are due now; `loraq dispatcher` sends them.", err=True)
+    if resent:
+        print_rows(resent, RESENT_COLUMNS, "")
+    click.echo(f"Webhooks due now: {len(resent)}; `loraq dispatcher` sends them.", err=True)

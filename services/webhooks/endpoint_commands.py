@@ -22,7 +22,7 @@ COLUMNS = {"tenant": "tenant", "name": "name", "url": "url", "created_at": "crea
 
 @click.group()
 def endpoints() -> None:
-    """Register addresses that jobs may name as webhooks."""
+    """Register webhook addresses that jobs refer to by name."""
 
 
 @endpoints.command("add")
@@ -31,26 +31,26 @@ def endpoints() -> None:
 @tenant_option
 @json_option
 def add(name: str, url: str, tenant: str, as_json: bool) -> None:
-    """Register URL as NAME; a job then says {"webhook": {"endpoint": "NAME"}}."""
+    """Register URL as NAME, for jobs with {"webhook": {"endpoint": "NAME"}}."""
     settings = load_settings()
     on_database(lambda connection: add_endpoint(connection, tenant, name, url), settings)
-    if (warning := _refused(url, settings)) is not None:
+    if (warning := _warning(url, settings)) is not None:
         click.echo(warning, err=True)
     if as_json:
         print_json({"tenant": tenant, "name": name, "url": url})
     else:
-        click.echo(f"{tenant} has the endpoint {name}.")
+        click.echo(f"Endpoint {name} of tenant {tenant} is registered.")
 
 
-def _refused(url: str, settings: Settings) -> str | None:
-    """What to say of an address that the dispatcher would not send to, as far as the address alone tells."""
+def _warning(url: str, settings: Settings) -> str | None:
+    """A warning if a dispatcher with these settings would refuse the address; host names are not resolved."""
     parsed = parse_url(url)
     refusal = parsed if isinstance(parsed, Unsendable) else AddressGuard(settings.webhook_allow_networks).refuse(parsed)
     match refusal:
         case None:
             return None
         case NotAllowed(address):
-            return f"Webhooks to {address} will be blocked: with the settings here it is not allowed; {HOW_TO_ALLOW}."
+            return f"Webhooks to {address} will be blocked by a dispatcher with these settings; {HOW_TO_ALLOW}."
         case Unsendable(reason):
             return f"Webhooks to this address will fail: {reason}."
 
@@ -59,13 +59,13 @@ def _refused(url: str, settings: Settings) -> str | None:
 @one_tenant_option
 @json_option
 def list_all(tenant: str | None, as_json: bool) -> None:
-    """List endpoints in use."""
+    """List active endpoints."""
     found = on_database(lambda connection: list_endpoints(connection, tenant))
     if as_json:
         for endpoint in found:
             print_json(endpoint)
         return
-    print_rows([asdict(endpoint) for endpoint in found], COLUMNS, "There is no endpoint.")
+    print_rows([asdict(endpoint) for endpoint in found], COLUMNS, "No endpoints.")
 
 
 @endpoints.command("remove")
@@ -73,9 +73,9 @@ def list_all(tenant: str | None, as_json: bool) -> None:
 @tenant_option
 @json_option
 def remove(name: str, tenant: str, as_json: bool) -> None:
-    """Remove NAME: no later job can use it."""
+    """Remove NAME; later jobs cannot use it."""
     on_database(lambda connection: remove_endpoint(connection, tenant, name))
     if as_json:
         print_json({"tenant": tenant, "name": name, "removed": True})
     else:
-        click.echo(f"{tenant} no longer has the endpoint {name}.")
+        click.echo(f"Endpoint {name} of tenant {tenant} is removed.")

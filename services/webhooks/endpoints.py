@@ -1,4 +1,4 @@
-"""Webhook endpoints that a tenant registered by name."""
+"""Webhook endpoints: addresses registered under a tenant and a name."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ where e.disabled_at is null
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An address that jobs may name instead of writing it out."""
+    """A registered address that jobs refer to by name."""
 
     tenant: str
     name: str
@@ -45,40 +45,40 @@ class Endpoint:
 
 
 async def add_endpoint(connection: Connection, tenant: str, name: str, url: str) -> None:
-    """Register an address; the same again changes nothing. Raises InputError if the name has another address."""
+    """Register an address; idempotent. Raises InputError if the name is registered with another address."""
     checked_name("endpoint", name)
     checked_url(url)
     await require_tenant(connection, tenant)
     if not await connection.fetchval(UPSERT, tenant, name, url):
-        raise InputError(f"{tenant} has an endpoint {name} with another address; remove it first")
+        raise InputError(f"tenant {tenant} has an endpoint {name} with another address; remove it first")
 
 
 async def list_endpoints(connection: Connection, tenant: str | None = None) -> list[Endpoint]:
-    """Endpoints in use, of one tenant or of all; raises InputError for a tenant that is not there."""
+    """Active endpoints of one tenant or of all; raises InputError for an unknown tenant."""
     if tenant is not None:
         await require_tenant(connection, tenant)
     return [Endpoint(**row) for row in await connection.fetch(SELECT, tenant)]
 
 
 async def remove_endpoint(connection: Connection, tenant: str, name: str) -> None:
-    """No later job can name it; webhooks already under way are still delivered. Raises InputError if there is none."""
+    """Disable it for later jobs; webhooks of earlier jobs are still delivered. Raises InputError if it is unknown."""
     await require_tenant(connection, tenant)
     if not await connection.fetchval(DISABLE, tenant, name):
-        raise InputError(f"{tenant} has no endpoint {name}; see `loraq endpoints list --tenant {tenant}`")
+        raise InputError(f"tenant {tenant} has no endpoint {name}; see `loraq endpoints list --tenant {tenant}`")
 
 
 async def resolve_endpoints(connection: Connection, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """(tenant, endpoint name) → address, in one query; what does not exist is absent."""
+    """(tenant, endpoint name) → address, in one query; unknown endpoints are left out."""
     pairs = sorted(set(wanted))
     rows = await connection.fetch(RESOLVE, [tenant for tenant, _ in pairs], [name for _, name in pairs])
     return {(row["tenant"], row["name"]): row["url"] for row in rows}
 
 
 def checked_url(url: str) -> str:
-    """The URL itself; raises InputError unless it is http or https, and short."""
+    """The URL itself; raises InputError unless it is a valid webhook address."""
     try:
         TypeAdapter(WebhookUrl).validate_python(url)
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise InputError(f"{url[:80]!r} is no address for webhooks: {reason}") from error
+        raise InputError(f"{url[:80]!r} is not a webhook address: {reason}") from error
     return url

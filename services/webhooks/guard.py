@@ -1,7 +1,7 @@
-"""Which addresses a webhook may reach. Everything that is not public on purpose is refused.
+"""Which addresses a webhook may reach: public ones, and networks that the operator allows.
 
-The table is explicit because `ipaddress.is_global` says yes to addresses that lead inside. Where an IPv4 address is
-carried inside an IPv6 one, both are checked.
+The table is explicit because `ipaddress.is_global` is true for some addresses that lead into private networks. An IPv4
+address embedded in an IPv6 address is checked as the IPv4 address.
 """
 
 import ipaddress
@@ -54,7 +54,7 @@ DENIED: tuple[Network, ...] = tuple(
 HOST_NAME = re.compile(r"[a-z0-9_](?:[a-z0-9._-]*[a-z0-9_])?")
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
-# Ports of services that take a line of text for a command; a webhook to one is an attack on somebody.
+# Ports of services that interpret a line of text as a command; a webhook to one could attack that service.
 BAD_PORTS = frozenset(
     {0, 1, 7, 9, 11, 13, 15, 17, 19, 20, 21, 22, 23, 25, 37, 42, 43, 53, 69, 77, 79, 87, 95, 101, 102, 103, 104, 109}
     | {110, 111, 113, 115, 117, 119, 123, 135, 137, 139, 143, 161, 179, 389, 427, 465, 512, 513, 514, 515, 526, 530}
@@ -64,21 +64,21 @@ BAD_PORTS = frozenset(
 
 
 class AddressNotAllowedError(Exception):
-    """A connection to a refused address was about to be made."""
+    """A connection to a refused address was attempted."""
 
     def __init__(self, address: str) -> None:
-        super().__init__(f"webhooks must not reach {address}; {HOW_TO_ALLOW}")
+        super().__init__(f"webhooks may not connect to {address}; {HOW_TO_ALLOW}")
         self.address = address
 
 
 class AddressGuard:
-    """`allow` names networks (CIDR) that are reached though they are inside; raises ConfigError for a bad one."""
+    """`allow` lists networks (CIDR) that are exempt from the table; raises ConfigError for a malformed one."""
 
     def __init__(self, allow: Iterable[str] = ()) -> None:
         self._allowed = tuple(_network(cidr) for cidr in allow)
 
     def allows(self, address: str) -> bool:
-        """Whether a connection to this literal address may be made; anything that is no plain address is refused."""
+        """Whether webhooks may connect to this literal address; False for anything that is not a plain address."""
         try:
             found = ipaddress.ip_address(address)
         except ValueError:
@@ -86,9 +86,9 @@ class AddressGuard:
         return "%" not in address and self._allows(found)
 
     def _allows(self, address: Address) -> bool:
-        inner = _carried(address)
-        if inner is not None:
-            return self._allows(inner)
+        embedded = _embedded_ipv4(address)
+        if embedded is not None:
+            return self._allows(embedded)
         if _within(address, self._allowed):
             return True
         return not _within(address, DENIED)
@@ -99,29 +99,29 @@ class AddressGuard:
             raise AddressNotAllowedError(address)
 
     def refuse(self, url: URL) -> Unsendable | NotAllowed | None:
-        """Why this URL is not sent to at all; None if only the address behind its name remains to be checked."""
+        """Why this URL is refused; None if it is allowed, subject to the addresses that its host name resolves to."""
         if url.scheme not in ("http", "https") or not url.raw_host:
             return Unsendable("the URL must begin with http:// or https:// and name a host")
         if url.raw_user is not None or url.raw_password is not None:
             return Unsendable("the URL must not hold a user name or password")
         if url.port in BAD_PORTS:
-            return Unsendable(f"port {url.port} is not one for webhooks")
+            return Unsendable(f"webhooks may not use port {url.port}")
         return self._refuse_host(url.raw_host.rstrip("."))
 
     def _refuse_host(self, host: str) -> Unsendable | NotAllowed | None:
-        """Literal addresses are checked, other ways to write a number refused; names are resolved later."""
+        """Check literal addresses, refuse other spellings of a number; names are resolved later."""
         if ":" in host or "%" in host or _reads_as_number(host):
             return None if self.allows(host) else NotAllowed(host)
         return None if HOST_NAME.fullmatch(host) and is_host(host) else Unsendable("the URL's host is not a host name")
 
 
 def parse_url(target: str) -> URL | Unsendable:
-    """The URL as it will be used, or why it cannot be."""
+    """The parsed URL, or why it cannot be used."""
     try:
         url = URL(target)
         _ = url.port
     except ValueError:
-        return Unsendable("the URL cannot be read")
+        return Unsendable("the URL is malformed")
     return url
 
 
@@ -130,7 +130,7 @@ def _network(cidr: str) -> Network:
         return ipaddress.ip_network(cidr, strict=False)
     except ValueError as error:
         raise ConfigError(
-            f"LORAQ_WEBHOOK_ALLOW_NETWORKS: {cidr!r} is not a network; write it as 10.1.0.0/16"
+            f"LORAQ_WEBHOOK_ALLOW_NETWORKS: {cidr!r} is not a network; write it like 10.1.0.0/16"
         ) from error
 
 
@@ -138,8 +138,8 @@ def _within(address: Address, networks: tuple[Network, ...]) -> bool:
     return any(address in network for network in networks if network.version == address.version)
 
 
-def _carried(address: Address) -> IPv4Address | None:
-    """The IPv4 address that an IPv4-mapped or NAT64 address stands for."""
+def _embedded_ipv4(address: Address) -> IPv4Address | None:
+    """The IPv4 address inside an IPv4-mapped or NAT64 address."""
     if isinstance(address, IPv4Address):
         return None
     if address.ipv4_mapped is not None:
@@ -148,9 +148,9 @@ def _carried(address: Address) -> IPv4Address | None:
 
 
 def _reads_as_number(host: str) -> bool:
-    """Whether the C library would take this for an IPv4 address: decimal, octal, hexadecimal, one to four parts."""
+    """Whether the C library parses this as an IPv4 address: decimal, octal, hexadecimal, one to four parts."""
     try:
         socket.inet_aton(host)
-    except (OSError, ValueError):  # the latter for U+0000
+    except (OSError, ValueError):  # ValueError: U+0000
         return False
     return True

@@ -1,4 +1,4 @@
-"""Webhooks as they stand, for people who look for those that did not arrive."""
+"""Lists webhooks with the result of their newest attempt."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,7 +22,7 @@ COLUMNS = {
     "status_code": "status",
     "reason": "reason",
 }
-# A row says whether more attempts follow, the newest of its attempts what came of it; before the first it is `pending`.
+# The outbox row holds whether more attempts follow, the newest attempt the outcome; `pending` before the first attempt.
 LIST = """
 select outbox.created_at, outbox.tenant, outbox.job_id, outbox.event_id as webhook_id, outbox.type,
        outbox.target as url, coalesce(newest.outcome, 'pending') as outcome, coalesce(newest.attempt, 0) as attempts,
@@ -50,8 +50,8 @@ limit $7
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """Which webhooks a person means; all that is given must hold. `host` is host and port as the address has them."""
+class WebhookFilter:
+    """Conditions that all must hold; None matches everything. `host` is host and port as written in the address."""
 
     outcomes: frozenset[str] = frozenset(UNDELIVERED)
     tenant: str | None = None
@@ -61,25 +61,25 @@ class Chosen:
 
     @property
     def states(self) -> list[str]:
-        """States of the outbox in which there can be such; the many that were delivered only if asked for."""
+        """States of matching outbox rows; `done`, by far the most frequent, only if delivered webhooks match."""
         return ["pending", "dead", *(["done"] if "delivered" in self.outcomes else [])]
 
 
-async def list_webhooks(connection: Connection, chosen: Chosen, limit: int) -> list[dict[str, Any]]:
-    """The newest of them, fields of COLUMNS and more. Of its address the host alone: the rest may be secret.
+async def list_webhooks(connection: Connection, matching: WebhookFilter, limit: int) -> list[dict[str, Any]]:
+    """The newest matching webhooks, with the fields of COLUMNS and more; raises InputError for an unknown tenant.
 
-    Raises InputError for a tenant that is not registered.
+    Only the host of the address is included: path and query may be secret.
     """
-    if chosen.tenant is not None:
-        await require_tenant(connection, chosen.tenant)
+    if matching.tenant is not None:
+        await require_tenant(connection, matching.tenant)
     rows = await connection.fetch(
         LIST,
-        chosen.states,
-        list(chosen.outcomes),
-        chosen.tenant,
-        chosen.job_id,
-        chosen.host,
-        chosen.since,
+        matching.states,
+        list(matching.outcomes),
+        matching.tenant,
+        matching.job_id,
+        matching.host,
+        matching.since,
         limit,
     )
     return [_row(dict(row)) for row in rows]
@@ -90,7 +90,7 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def host_of(url: str) -> str:
-    """Host and port of an address, without what may be secret in it."""
+    """Host and port of an address, without user name, path and query."""
     try:
         return urlsplit(url).netloc.rpartition("@")[2]
     except ValueError:

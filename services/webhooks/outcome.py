@@ -1,12 +1,12 @@
-"""What an attempt met (`Answer`), and what follows from it (`Outcome`)."""
+"""The result of one attempt (`AttemptResult`) and what follows for the webhook (`Outcome`)."""
 
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 
 @dataclass(frozen=True)
-class Answered:
-    """The receiver answered with an HTTP status."""
+class Responded:
+    """The receiver responded with an HTTP status."""
 
     status: int
     retry_after: str | None = None
@@ -14,7 +14,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Unreachable:
-    """No answer; `timed_out` says that the attempt used up its time."""
+    """No response; `timed_out` if the attempt exceeded its timeout."""
 
     reason: str
     timed_out: bool = False
@@ -22,32 +22,32 @@ class Unreachable:
 
 @dataclass(frozen=True)
 class Unsendable:
-    """The same attempt would fail again: the URL cannot be used."""
+    """The URL cannot be used: every attempt would fail."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class NotAllowed:
-    """The address is one that webhooks must not reach; nothing was connected. `address` is for the operator only."""
+    """Webhooks must not reach this address; no connection was made. `address` is for the operator only."""
 
     address: str = field(default="", compare=False)
 
 
-Answer = Answered | Unreachable | Unsendable | NotAllowed
+AttemptResult = Responded | Unreachable | Unsendable | NotAllowed
 
 ADDRESS_NOT_ALLOWED = "address not allowed"
-HOW_TO_ALLOW = "LORAQ_WEBHOOK_ALLOW_NETWORKS lets networks through"
+HOW_TO_ALLOW = "add its network to LORAQ_WEBHOOK_ALLOW_NETWORKS to allow it"
 
 
 @dataclass(frozen=True)
 class Delivered:
-    """The receiver took it (2xx)."""
+    """The receiver accepted it (2xx)."""
 
 
 @dataclass(frozen=True)
 class Retry:
-    """Try again after that time."""
+    """Another attempt is due after `after`."""
 
     after: timedelta
     reason: str
@@ -55,14 +55,14 @@ class Retry:
 
 @dataclass(frozen=True)
 class Failed:
-    """Given up for good."""
+    """No further attempts."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Blocked:
-    """Given up: the address is not allowed. The tenant learns no more than that."""
+    """No further attempts: the address is not allowed. The tenant gets no further detail."""
 
     reason: str = ADDRESS_NOT_ALLOWED
 

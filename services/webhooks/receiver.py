@@ -1,4 +1,4 @@
-"""A small receiver of webhooks that checks signatures itself: for the demo, the quickstart and tests.
+"""A small webhook receiver that verifies signatures: for the demo, the quickstart and tests.
 
 async with WebhookReceiver(secret) as receiver:
     …  # webhooks to receiver.url
@@ -22,12 +22,12 @@ from services.parsing.validation import shown
 from services.webhooks.signature import ID_HEADER, SECRET_PREFIX, SecretError, SignatureError, key_of, verify
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
-MIN_KEY_BYTES = 24  # what the specification asks for
+MIN_KEY_BYTES = 24  # the minimum of the Standard Webhooks specification
 
 
 @dataclass(frozen=True)
 class ReceivedWebhook:
-    """One request as it came; `problem` is None if its signature is good, otherwise why it is not."""
+    """One received request; `problem` is None if its signature is valid, otherwise the reason it is not."""
 
     webhook_id: str
     headers: dict[str, str]
@@ -37,15 +37,15 @@ class ReceivedWebhook:
 
     @property
     def payload(self) -> Any:
-        """The body as JSON; raises ValueError if it is none."""
+        """The body as JSON; raises ValueError if it is not JSON."""
         return json.loads(self.body)
 
 
 class WebhookReceiver:
-    """Listens on `host`:`port` (0: a free one), answers 204 to a good signature and 401 to a bad one.
+    """Listens on `host`:`port` (0: a free port); responds 204 to a valid signature and 401 to an invalid one.
 
-    `received` holds everything that came; `verified` the well-signed ones by webhook-id, of repeated ones the first.
-    `answer` may replace the answer to a good one: it gets the webhook and returns an HTTP status.
+    `received` holds all webhooks; `verified` those with a valid signature by webhook-id, the first of duplicates.
+    `respond` may replace the 204: it gets the webhook and returns an HTTP status.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class WebhookReceiver:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        answer: Callable[[ReceivedWebhook], int] | None = None,
+        respond: Callable[[ReceivedWebhook], int] | None = None,
         on_webhook: Callable[[ReceivedWebhook], None] | None = None,
     ) -> None:
         key_of(secret)
         if not is_host(host):
-            raise ConfigError(f"cannot listen for webhooks on {shown(host)}: no host can have that name")
+            raise ConfigError(f"cannot listen for webhooks on {shown(host)}: it is not a valid host name or address")
         self.received: list[ReceivedWebhook] = []
         self.verified: dict[str, ReceivedWebhook] = {}
         self._secret = secret
         self._address = (host, port)
-        self._answer = answer or (lambda _: 204)
+        self._respond = respond or (lambda _: 204)
         self._on_webhook = on_webhook or (lambda _: None)
         self._arrived = asyncio.Condition()
         app = web.Application(client_max_size=MAX_BODY_BYTES)
@@ -87,24 +87,24 @@ class WebhookReceiver:
 
     @property
     def port(self) -> int:
-        """The port in use, or last used."""
+        """The port in use, or the one used last."""
         return self._address[1]
 
     @property
     def url(self) -> str:
-        """Where to send webhooks; any path below it is taken as well."""
+        """Where to send webhooks; any path below it works as well."""
         return f"http://{self._address[0]}:{self.port}/"
 
     async def wait_for(self, count: int, timeout_s: float = 30.0) -> list[ReceivedWebhook]:
-        """The verified webhooks once there are `count` with different ids; raises RetryableError after `timeout_s`."""
+        """Wait for `count` verified webhooks with different ids and return them; raises RetryableError on timeout."""
         try:
             async with asyncio.timeout(timeout_s), self._arrived:
                 await self._arrived.wait_for(lambda: len(self.verified) >= count)
         except TimeoutError as error:
             problems = sorted({webhook.problem for webhook in self.received if webhook.problem})
-            said = f"; refused: {', '.join(problems)}" if problems else ""
+            refused = f"; refused: {', '.join(problems)}" if problems else ""
             raise RetryableError(
-                f"only {len(self.verified)} of {count} webhooks came within {timeout_s:g} s{said}"
+                f"received only {len(self.verified)} of {count} webhooks within {timeout_s:g} s{refused}"
             ) from error
         return list(self.verified.values())
 
@@ -118,7 +118,7 @@ class WebhookReceiver:
             self._arrived.notify_all()
         if webhook.problem is not None:
             return web.Response(status=401, text=webhook.problem + "\n")
-        return web.Response(status=self._answer(webhook))
+        return web.Response(status=self._respond(webhook))
 
     def _checked(self, headers: dict[str, str], body: bytes) -> ReceivedWebhook:
         lowered = {name.lower(): value for name, value in headers.items()}
@@ -131,26 +131,27 @@ class WebhookReceiver:
 
 
 def _whole_secret(text: str) -> str:
-    """A secret as `loraq tenants add` prints it: one that was cut would call every signature bad."""
+    """A secret as `loraq tenants add` prints it. A truncated one is refused: no signature would match it."""
     if not text.startswith(SECRET_PREFIX):
-        raise click.BadParameter(f"a webhook secret begins with {SECRET_PREFIX}; `loraq tenants add` printed it once")
+        raise click.BadParameter(f"a webhook secret begins with {SECRET_PREFIX}; `loraq tenants add` prints it once")
     try:
         key = key_of(text)
     except SecretError as error:
-        raise click.BadParameter(f"{error}; was it copied whole?") from error
+        raise click.BadParameter(f"{error}; check that it was copied completely") from error
     if len(key) < MIN_KEY_BYTES:
-        reason = f"it holds {len(key)} bytes, a webhook secret at least {MIN_KEY_BYTES}; was it copied whole?"
-        raise click.BadParameter(reason)
+        raise click.BadParameter(
+            f"the webhook secret has {len(key)} bytes, fewer than {MIN_KEY_BYTES}; check that it was copied completely"
+        )
     return text
 
 
 @click.command()
 @click.option("--secret", type=_whole_secret, required=True, help="The tenant's webhook secret, whsec_….")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one.")
-@click.option("--count", type=click.IntRange(min=1), help="End after so many well-signed webhooks.")
+@click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 picks a free one.")
+@click.option("--count", type=click.IntRange(min=1), help="Exit after this many validly signed webhooks.")
 def listen(secret: str, host: str, port: int, count: int | None) -> None:
-    """Receive webhooks, check their signatures and print them, one line each."""
+    """Receive webhooks, verify their signatures and print them, one line each."""
     try:
         asyncio.run(_listen(secret, host, port, count))
     except KeyboardInterrupt:
@@ -159,7 +160,7 @@ def listen(secret: str, host: str, port: int, count: int | None) -> None:
 
 async def _listen(secret: str, host: str, port: int, count: int | None) -> None:
     async with WebhookReceiver(secret, host=host, port=port, on_webhook=_print) as receiver:
-        click.echo(f"Listening for webhooks at {receiver.url} and any path below it (Ctrl-C ends it)", err=True)
+        click.echo(f"Listening for webhooks at {receiver.url} and any path below it; Ctrl-C stops", err=True)
         await receiver.wait_for(count or 2**31, timeout_s=365 * 86_400)
 
 

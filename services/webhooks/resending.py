@@ -1,4 +1,4 @@
-"""Has webhooks sent again: their rows in the outbox become due, under the same webhook-id and with a fresh schedule."""
+"""Resends webhooks: makes their outbox rows due under the same webhook-id, with a new retry schedule."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from services.postgres.pool import Connection
 from services.tenants.tenants import require_tenant
 from services.webhooks.listing import host_of
 
-# An attempt under way is one that was counted and not yet written down: it is left to its end, since two at once would
-# not know of each other. One that was never attempted is due already.
+# A pending row whose counted attempt has no delivery row has an attempt in flight. It is skipped, because concurrent
+# attempts do not know of each other. A row that was never attempted is due already.
 RESEND = """
 with chosen as (
     select outbox.id
@@ -38,8 +38,8 @@ with chosen as (
 )
 select resent.*, (select pg_notify('loraq_outbox', '')) as woken from resent order by id
 """
-# What a job has that was not sent again, and why not.
-LEFT = """
+# The state of jobs that have nothing to resend, to explain why.
+SKIPPED = """
 select job_keys.job_id, min(outbox.state) as state, max(outbox.attempts) as attempts,
        exists (select from loraq.webhook_deliveries as delivery
                where delivery.tenant = job_keys.tenant and delivery.job_id = job_keys.job_id) as was_attempted
@@ -52,8 +52,8 @@ group by job_keys.tenant, job_keys.job_id
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """Which webhooks are to be sent again: of these jobs, or of all; with `again` those that were delivered too."""
+class ResendRequest:
+    """Which webhooks to resend: of these jobs, or of all if empty; with `again`, delivered ones as well."""
 
     job_ids: Sequence[UUID]
     tenant: str | None
@@ -62,41 +62,43 @@ class Wish:
     limit: int
 
 
-async def resend(connection: Connection, wish: Wish) -> tuple[list[dict[str, Any]], list[str]]:
-    """What is due now, oldest first, and for each job that was named and has nothing among it a sentence why.
+async def resend(connection: Connection, request: ResendRequest) -> tuple[list[dict[str, Any]], list[str]]:
+    """The webhooks now due, oldest first, and one sentence for each requested job that has nothing to resend.
 
-    Raises InputError for a tenant that is not registered.
+    Raises InputError for an unknown tenant.
     """
-    if wish.tenant is not None:
-        await require_tenant(connection, wish.tenant)
-    asked = list(wish.job_ids) or None
-    rows = await connection.fetch(RESEND, asked, wish.tenant, wish.host, wish.again, wish.limit)
-    sent = [
+    if request.tenant is not None:
+        await require_tenant(connection, request.tenant)
+    job_ids = list(dict.fromkeys(request.job_ids))
+    rows = await connection.fetch(RESEND, job_ids or None, request.tenant, request.host, request.again, request.limit)
+    resent = [
         {name: row[name] for name in ("tenant", "job_id", "webhook_id", "attempts")} | {"host": host_of(row["url"])}
         for row in rows
     ]
-    left = [job_id for job_id in dict.fromkeys(wish.job_ids) if job_id not in {row["job_id"] for row in sent}]
-    return sent, await _reasons(connection, left, wish) if left else []
+    skipped = [job_id for job_id in job_ids if job_id not in {row["job_id"] for row in resent}]
+    return resent, await _skip_reasons(connection, skipped, request.tenant) if skipped else []
 
 
-async def _reasons(connection: Connection, job_ids: Sequence[UUID], wish: Wish) -> list[str]:
-    known = {row["job_id"]: row for row in await connection.fetch(LEFT, job_ids, wish.tenant)}
-    return [f"job {job_id}: {_why(known.get(job_id))}" for job_id in job_ids]
+async def _skip_reasons(connection: Connection, job_ids: Sequence[UUID], tenant: str | None) -> list[str]:
+    known = {row["job_id"]: row for row in await connection.fetch(SKIPPED, job_ids, tenant)}
+    return [f"job {job_id}: {_skip_reason(known.get(job_id))}" for job_id in job_ids]
 
 
-def _why(row: Any) -> str:
+def _skip_reason(row: Any) -> str:
     if row is None:
-        return "there is no such job; one is known once a worker has taken its record"
+        return "no such job; a job is known once a worker has consumed its record"
     match row["state"]:
         case None if row["was_attempted"]:
-            return "its webhook is no longer kept (LORAQ_OUTBOX_RETENTION_DAYS); its row has the outcome"
+            return (
+                "its webhook is older than LORAQ_OUTBOX_RETENTION_DAYS and was deleted; the job's row has the outcome"
+            )
         case None:
             return "it has no webhook, or has not ended"
         case "done":
-            return "its webhook was delivered; --again sends it once more"
+            return "its webhook was delivered; give --again to resend it"
         case "pending" if not row["attempts"]:
             return "its webhook waits for its first attempt; is `loraq dispatcher` running?"
         case "pending":
-            return "an attempt is under way; look at it with `loraq jobs`, and ask again if it fails"
+            return "an attempt is in flight; see `loraq jobs show`, and try again if it fails"
         case _:
-            return "its webhook goes to another host, or --limit leaves it out"
+            return "its webhook goes to another host, or --limit excludes it"

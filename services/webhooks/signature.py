@@ -1,4 +1,4 @@
-"""Signatures by the Standard Webhooks specification, version 1 (symmetric). Pure: `now` is an argument.
+"""Webhook signatures as in the Standard Webhooks specification, version 1 (symmetric). Pure: `now` is an argument.
 
 signature = base64(HMAC-SHA256(key, webhook-id "." webhook-timestamp "." body))
 """
@@ -20,15 +20,15 @@ TOLERANCE = timedelta(minutes=5)
 
 
 class SecretError(InputError):
-    """A secret is not `whsec_` and base64."""
+    """A webhook secret is malformed: it must be `whsec_` followed by base64."""
 
 
 class SignatureError(InputError):
-    """A webhook is not what the holder of the secret sent, or not recent; says which."""
+    """The signature of a webhook is missing, wrong or not recent."""
 
 
 def key_of(secret: str) -> bytes:
-    """The HMAC key inside a `whsec_…` secret (the prefix and base64 padding may be missing); raises SecretError."""
+    """The HMAC key of a `whsec_…` secret; prefix and base64 padding are optional. Raises SecretError."""
     encoded = secret.removeprefix(SECRET_PREFIX)
     try:
         key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
@@ -40,7 +40,7 @@ def key_of(secret: str) -> bytes:
 
 
 def sign(secret: str, webhook_id: str, sent_at: datetime, body: bytes) -> dict[str, str]:
-    """The three headers of one attempt; `sent_at` is aware, and newer with each attempt."""
+    """The three headers of one attempt; `sent_at` is timezone-aware and increases with each attempt."""
     timestamp = int(sent_at.timestamp())
     return {
         ID_HEADER: webhook_id,
@@ -50,16 +50,16 @@ def sign(secret: str, webhook_id: str, sent_at: datetime, body: bytes) -> dict[s
 
 
 def verify(secret: str, headers: Mapping[str, str], body: bytes, now: datetime) -> None:
-    """Return if `body` was signed with `secret` within five minutes of `now`; raises SignatureError saying why not.
+    """Return if `body` was signed with `secret` within five minutes of `now`; raises SignatureError otherwise.
 
-    `headers` are looked up in lower case. Any of several space-separated signatures may match.
+    Header names must be in lower case. One matching signature of several, separated by spaces, is enough.
     """
     webhook_id, timestamp, signatures = (
         _header(headers, name) for name in (ID_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER)
     )
     sent_at = _seconds(timestamp)
     if abs(now.timestamp() - sent_at) > TOLERANCE.total_seconds():
-        raise SignatureError(f"{TIMESTAMP_HEADER} {timestamp} is more than {TOLERANCE} away from this clock")
+        raise SignatureError(f"{TIMESTAMP_HEADER} {timestamp} differs from this clock by more than {TOLERANCE}")
     expected = _signature(key_of(secret), webhook_id, sent_at, body).encode()
     candidates = [text.removeprefix("v1,").encode() for text in signatures.split(" ") if text.startswith("v1,")]
     if not any(hmac.compare_digest(expected, candidate) for candidate in candidates):

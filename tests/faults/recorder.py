@@ -20,7 +20,7 @@ class Recorder:
         self.webhooks: list[Webhook] = []
         self.answer: Callable[[ReceivedWebhook], int] = lambda _: 204
         self._receivers = {
-            tenant: WebhookReceiver(secret, answer=self._on_verified, on_webhook=self._on_any)
+            tenant: WebhookReceiver(secret, respond=self._on_verified, on_webhook=self._on_any)
             for tenant, secret in secrets.items()
         }
 

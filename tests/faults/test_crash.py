@@ -12,12 +12,12 @@ from tests.faults.crash import POINTS
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import asyncio
-from services.webhooks.outcome import Answered
+from services.webhooks.outcome import Responded
 from services.dispatcher.sender import Sender
 from tests.faults import crash
 
 async def send(self, status):
-    return Answered(status)
+    return Responded(status)
 
 Sender.send = send
 crash.arm("after_webhook_answer", 2, "kill")

@@ -1,4 +1,4 @@
-"""A tenant in a fresh database, its outbox, and the dispatcher running in the test's own loop."""
+"""A tenant in a fresh database, its outbox, and a dispatcher running in the test's event loop."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -26,7 +26,7 @@ values ($1, $2, $3, $4, $5, 'job.succeeded', $6, $7, $8) returning id
 
 @dataclass
 class World:
-    """The database of one test, as the worker would leave it for the dispatcher."""
+    """The database of one test, with the rows that a worker would write."""
 
     settings: Settings
     database: Pool
@@ -39,7 +39,7 @@ class World:
     async def add(
         self, kind: str, target: str = "", *, tenant: str = TENANT, body: str = BODY, traceparent: str | None = None
     ) -> UUID:
-        """One outbox row and the wake-up; returns its event_id."""
+        """Insert one outbox row and notify the dispatcher; returns the row's event_id."""
         event_id, job_id = uuid4(), uuid4()
         row = (event_id, kind, tenant, job_id, self.settings.pool, body, target, traceparent)
         async with self.database.acquire() as connection, connection.transaction():
@@ -54,7 +54,7 @@ class World:
         return str(await self.database.fetchval("select state from loraq.outbox where event_id = $1", event_id))
 
     async def deliveries(self, event_id: UUID) -> list[dict[str, object]]:
-        """Its attempts in order."""
+        """The attempts of a webhook in order."""
         rows = await self.database.fetch(
             "select * from loraq.webhook_deliveries where webhook_id = $1 order by id", event_id
         )
@@ -73,14 +73,14 @@ async def make_world(settings: Settings) -> AsyncIterator[World]:
 
 
 def quick(settings: Settings, **changes: object) -> Settings:
-    """Settings that reach loopback and retry at once."""
+    """Settings that allow loopback and retry at once."""
     update = {"webhook_allow_networks": ("127.0.0.0/8", "::1/128"), "webhook_retry_delays_s": (0.01,)}
     return settings.model_copy(update=update | changes)
 
 
 @asynccontextmanager
 async def dispatching(settings: Settings) -> AsyncIterator[Lifecycle]:
-    """A dispatcher that runs until the block ends; fails with the reason if it dies before."""
+    """A dispatcher that runs until the block ends; fails if it ends earlier."""
     life = Lifecycle()
     serving = asyncio.create_task(serve(life, settings))
     try:

@@ -1,4 +1,4 @@
-"""Receivers that behave badly, each a real server on loopback."""
+"""Misbehaving receivers, each a real server on loopback."""
 
 import asyncio
 import socket
@@ -15,12 +15,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Responder = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass
 class RawServer:
-    """What came: a connection each, and the head of every request."""
+    """Counts connections and bytes, and keeps the head of each request."""
 
     port: int = 0
     connections: int = 0
@@ -32,8 +32,8 @@ class RawServer:
 
 
 @asynccontextmanager
-async def raw_server(answer: Answering, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawServer]:
-    """Reads requests and lets `answer` write to the connection."""
+async def raw_server(respond: Responder, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawServer]:
+    """Reads requests and lets `respond` write to the connection."""
     server = RawServer()
     handlers: set[asyncio.Task[None]] = set()
 
@@ -45,7 +45,7 @@ async def raw_server(answer: Answering, tls: ssl.SSLContext | None = None) -> As
                     head = await reader.readuntil(b"\r\n\r\n")
                     server.heads.append(head.decode())
                     await reader.readexactly(_length(head))
-                    await answer(reader, writer)
+                    await respond(reader, writer)
         finally:
             writer.transport.abort()
 
@@ -70,32 +70,32 @@ def _length(head: bytes) -> int:
     return int(lengths[0].partition(b":")[2]) if lengths else 0
 
 
-def saying(answer: bytes) -> Answering:
-    """Always these bytes."""
+def responding(response: bytes) -> Responder:
+    """Always sends these bytes."""
 
-    async def say(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(answer)
+    async def respond(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(response)
         await writer.drain()
 
-    return say
+    return respond
 
 
-OK = saying(b"HTTP/1.1 204 No Content\r\n\r\n")
+OK = responding(b"HTTP/1.1 204 No Content\r\n\r\n")
 
 
 async def hang(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
-    """Never answers."""
+    """Never responds."""
     await asyncio.Event().wait()
 
 
 async def reset(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Ends the connection as a host does that has lost it, with a reset."""
+    """Resets the connection."""
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
 
 
 async def drip(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """An answer that never ends, a byte at a time."""
+    """Sends a response that never ends, one byte at a time."""
     writer.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
     while True:
         writer.write(b"a")
@@ -104,21 +104,21 @@ async def drip(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Closes without an answer."""
+    """Closes without a response."""
     writer.transport.abort()
     await asyncio.Event().wait()
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """TLS for a server of that name, and a client's context that trusts it."""
+    """A server's TLS context, and a client's context that trusts it."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
 
 
 def make_certificates(host: str, directory: Path) -> Certificates:
-    """A certificate for `host` that signs itself."""
+    """A self-signed certificate for `host`."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
     now = datetime.now(UTC)

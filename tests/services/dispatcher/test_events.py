@@ -1,4 +1,4 @@
-"""Events on Kafka: on the embedded broker, and one test on Apache Kafka as well."""
+"""Events on Kafka: on the embedded broker, one test on Apache Kafka as well."""
 
 import json
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ async def consuming(settings: Settings) -> AsyncIterator[Any]:
         await consumer.stop()
 
 
-async def take(consumer: Any, count: int) -> list[Any]:
+async def consume(consumer: Any, count: int) -> list[Any]:
     records: list[Any] = []
 
     async def check() -> bool:
@@ -53,13 +53,13 @@ async def done(world: World, count: int) -> None:
     await eventually(check, what=f"{count} events to be done")
 
 
-async def test_events_go_to_the_topic_keyed_by_job_with_their_trace(broker_settings: Settings) -> None:
+async def test_events_are_keyed_by_job_and_carry_their_trace(broker_settings: Settings) -> None:
     settings = quick(broker_settings)
     await ensure_topics(settings)
     async with make_world(settings) as world, dispatching(settings), consuming(settings) as consumer:
         first = await world.add("event", traceparent=TRACEPARENT)
         others = [await world.add("event", body=json.dumps({"number": number})) for number in range(20)]
-        records = await take(consumer, 21)
+        records = await consume(consumer, 21)
         await done(world, 21)
         by_key = {record.key.decode(): record for record in records}
         assert set(by_key) == {await job_of(world, event_id) for event_id in [first, *others]}
@@ -70,21 +70,21 @@ async def test_events_go_to_the_topic_keyed_by_job_with_their_trace(broker_setti
     assert headers["traceparent"].decode().split("-")[1] == TRACEPARENT.split("-")[1]
 
 
-async def test_an_event_that_the_broker_will_never_take_ends_and_holds_up_nobody(world: World) -> None:
+async def test_an_event_that_the_broker_rejects_ends_and_delays_no_other(world: World) -> None:
     await ensure_topics(world.settings)
     async with dispatching(world.settings), consuming(world.settings) as consumer:
         too_large = await world.add("event", body="x" * 2_000_000)
         await world.add("event")
-        await take(consumer, 1)
+        await consume(consumer, 1)
         await done(world, 1)
 
         async def dead() -> bool:
             return await world.state(too_large) == "dead"
 
-        await eventually(dead, what="the large event to be given up")
+        await eventually(dead, what="the oversized event to be dead")
 
 
-async def test_webhooks_go_on_while_the_broker_is_away_and_events_follow(world: World) -> None:
+async def test_webhooks_continue_during_a_broker_outage_and_events_follow_after_it(world: World) -> None:
     unreachable = world.settings.model_copy(update={"kafka_bootstrap": "127.0.0.1:1"})
     async with WebhookReceiver(world.secret) as receiver, dispatching(unreachable) as life:
         event_id = await world.add("event")

@@ -1,4 +1,4 @@
-"""Finished rows are kept for their time and no longer."""
+"""Finished rows are deleted after their retention time; pending rows are measured."""
 
 from datetime import timedelta
 
@@ -13,7 +13,7 @@ update loraq.outbox set state = $2, finished_at = now() - $3::interval where eve
 """
 
 
-async def test_only_finished_rows_past_their_keep_are_deleted(world: World) -> None:
+async def test_only_finished_rows_past_their_retention_are_deleted(world: World) -> None:
     old_done, old_dead, young, pending = [await world.add("event") for _ in range(4)]
     await world.database.execute(AGE, old_done, "done", timedelta(days=8))
     await world.database.execute(AGE, old_dead, "dead", timedelta(days=8))
@@ -35,7 +35,7 @@ async def test_many_rows_are_deleted_batch_by_batch(world: World) -> None:
     assert await world.database.fetchval("select count(*) from loraq.outbox") == 1
 
 
-async def test_what_is_pending_is_measured_and_falls_to_zero(world: World) -> None:
+async def test_pending_rows_are_measured_and_fall_to_zero(world: World) -> None:
     outbox = Outbox(world.database, world.settings.pool)
     await world.add("event")
     await world.add_webhook("http://127.0.0.1/")

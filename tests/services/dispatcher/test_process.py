@@ -1,4 +1,4 @@
-"""The dispatcher as an operator runs it."""
+"""The dispatcher as a process."""
 
 from pydantic import SecretStr
 
@@ -10,7 +10,7 @@ from tests.services.dispatcher.conftest import World
 from tests.waiting import eventually
 
 
-async def test_it_serves_until_sigterm_and_survives_being_killed(world: World) -> None:
+async def test_it_runs_until_sigterm_and_resumes_after_a_kill(world: World) -> None:
     await ensure_topics(world.settings)
     async with WebhookReceiver(world.secret) as receiver:
         with spawn(["dispatcher"], world.settings) as process:
@@ -27,7 +27,7 @@ async def test_it_serves_until_sigterm_and_survives_being_killed(world: World) -
         assert set(receiver.verified) == {str(first), str(second)}
 
 
-async def test_a_missing_secret_key_or_a_bad_network_is_named_at_once(world: World) -> None:
+async def test_a_missing_secret_key_or_a_malformed_network_is_reported_at_start(world: World) -> None:
     bad_network = world.settings.model_copy(update={"webhook_allow_networks": ("everything",)})
     ended = loraq("dispatcher", settings=bad_network)
     assert ended.returncode == 1
@@ -38,7 +38,7 @@ async def test_a_missing_secret_key_or_a_bad_network_is_named_at_once(world: Wor
     assert "LORAQ_SECRET_KEY is not set" in ended.stderr
 
 
-async def test_another_secret_key_than_that_of_the_stored_secrets_is_named_at_once(world: World) -> None:
+async def test_a_secret_key_that_does_not_match_the_stored_secrets_is_reported_at_start(world: World) -> None:
     other = world.settings.model_copy(update={"secret_key": SecretStr(new_secret_key())})
     ended = loraq("dispatcher", settings=other)
     assert ended.returncode == 1

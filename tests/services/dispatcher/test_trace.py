@@ -1,4 +1,4 @@
-"""One trace: what the producer began goes on in the webhook and in the event."""
+"""The producer's trace continues in the webhook and in the event."""
 
 from opentelemetry.trace import SpanKind, StatusCode
 
@@ -10,7 +10,7 @@ from tests.spans import recorded_spans
 from tests.waiting import eventually
 
 
-async def test_the_producers_trace_goes_on_in_webhook_and_event(world: World) -> None:
+async def test_the_producers_trace_continues_in_webhook_and_event(world: World) -> None:
     await ensure_topics(world.settings)
     topic = telemetry.send_span_name(world.settings.events_topic)
     with recorded_spans() as spans:
@@ -40,7 +40,7 @@ async def test_the_producers_trace_goes_on_in_webhook_and_event(world: World) ->
 
 async def test_a_failed_attempt_is_an_error_span(world: World) -> None:
     with recorded_spans() as spans:
-        async with WebhookReceiver(world.secret, answer=lambda _: 410) as receiver, dispatching(world.settings):
+        async with WebhookReceiver(world.secret, respond=lambda _: 410) as receiver, dispatching(world.settings):
             await world.add_webhook(receiver.url)
             [span] = await eventually(lambda: spans.named(telemetry.SPAN_SEND_WEBHOOK), what="the span")
     assert span.status.status_code is StatusCode.ERROR

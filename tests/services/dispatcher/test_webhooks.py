@@ -1,4 +1,4 @@
-"""Outbox rows become webhooks: a real Postgres, real HTTP servers, the dispatcher in the test's loop."""
+"""Outbox rows become webhooks: a real Postgres, real HTTP servers, a dispatcher in the test's event loop."""
 
 import asyncio
 import os
@@ -10,17 +10,17 @@ import pytest
 from prometheus_client import REGISTRY
 
 from services.dispatcher.outbox import Outbox
-from services.dispatcher.slots import Room
+from services.dispatcher.slots import Capacity
 from services.tenants.secrets import new_webhook_secret
 from services.webhooks.outcome import Delivered, Failed, Retry
 from services.webhooks.receiver import ReceivedWebhook, WebhookReceiver
 from tests.services.dispatcher.conftest import BODY, TENANT, World, dispatching
-from tests.services.dispatcher.servers import OK, hang, raw_server, saying
+from tests.services.dispatcher.servers import OK, hang, raw_server, responding
 from tests.waiting import eventually
 
-ROOM = Room(total=10, by_host={}, other_hosts=5)
+CAPACITY = Capacity(total=10, by_host={}, other_hosts=5)
 REPLACE_SECRET = "update loraq.tenants set webhook_secret = $1 where tenant = $2"
-CLAIM_OF_ONE_LAPSES = "update loraq.outbox set next_attempt_at = now() where event_id = $1"
+EXPIRE_CLAIM = "update loraq.outbox set next_attempt_at = now() where event_id = $1"
 
 
 async def finished(world: World, event_id: UUID, state: str = "done") -> None:
@@ -46,7 +46,7 @@ async def test_a_due_row_is_delivered_signed_and_recorded(world: World) -> None:
     assert (delivery["url"], delivery["error"], delivery["next_attempt_at"]) == (receiver.url, None, None)
 
 
-async def test_a_row_is_sent_at_once_when_it_is_notified(world: World) -> None:
+async def test_a_notification_wakes_the_dispatcher(world: World) -> None:
     settings = world.settings.model_copy(update={"poll_interval_s": 60.0})
     async with WebhookReceiver(world.secret) as receiver, dispatching(settings):
         await world.add_webhook(receiver.url)
@@ -55,7 +55,7 @@ async def test_a_row_is_sent_at_once_when_it_is_notified(world: World) -> None:
         await receiver.wait_for(2, timeout_s=20.0)
 
 
-async def test_rows_that_nobody_announced_are_found_by_polling(world: World) -> None:
+async def test_rows_without_a_notification_are_found_by_polling(world: World) -> None:
     async with WebhookReceiver(world.secret) as receiver, dispatching(world.settings):
         event_id = await world.add_webhook(receiver.url)
         await finished(world, event_id)
@@ -63,13 +63,13 @@ async def test_rows_that_nobody_announced_are_found_by_polling(world: World) -> 
         await eventually(lambda: len(receiver.received) == 2, what="the second attempt")
 
 
-async def test_attempts_are_repeated_under_one_id_until_the_receiver_takes_it(world: World) -> None:
-    answers = iter([500, 429, 302, 200])
+async def test_attempts_are_repeated_under_one_id_until_the_receiver_accepts_it(world: World) -> None:
+    statuses = iter([500, 429, 302, 200])
 
-    def answer(_: ReceivedWebhook) -> int:
-        return next(answers)
+    def respond(_: ReceivedWebhook) -> int:
+        return next(statuses)
 
-    async with WebhookReceiver(world.secret, answer=answer) as receiver, dispatching(world.settings):
+    async with WebhookReceiver(world.secret, respond=respond) as receiver, dispatching(world.settings):
         event_id = await world.add_webhook(receiver.url)
         await finished(world, event_id)
     assert {webhook.webhook_id for webhook in receiver.received} == {str(event_id)}
@@ -81,17 +81,17 @@ async def test_attempts_are_repeated_under_one_id_until_the_receiver_takes_it(wo
     assert all(row["next_attempt_at"] is not None for row in deliveries[:3])
 
 
-async def test_exhausted_attempts_end_it(world: World) -> None:
+async def test_a_webhook_ends_after_its_last_attempt(world: World) -> None:
     settings = world.settings.model_copy(update={"webhook_max_attempts": 3})
-    async with WebhookReceiver(world.secret, answer=lambda _: 500) as receiver, dispatching(settings):
+    async with WebhookReceiver(world.secret, respond=lambda _: 500) as receiver, dispatching(settings):
         event_id = await world.add_webhook(receiver.url)
         await finished(world, event_id, "dead")
     assert await world.outcomes(event_id) == ["retrying", "retrying", "failed"]
     assert (await world.deliveries(event_id))[-1]["error"] == "HTTP 500; given up after 3 attempts"
 
 
-async def test_410_ends_it_at_once(world: World) -> None:
-    async with WebhookReceiver(world.secret, answer=lambda _: 410) as receiver, dispatching(world.settings):
+async def test_410_ends_it_immediately(world: World) -> None:
+    async with WebhookReceiver(world.secret, respond=lambda _: 410) as receiver, dispatching(world.settings):
         event_id = await world.add_webhook(receiver.url)
         await finished(world, event_id, "dead")
     assert await world.outcomes(event_id) == ["failed"]
@@ -99,7 +99,7 @@ async def test_410_ends_it_at_once(world: World) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "2130706433"])
-async def test_an_address_inside_is_blocked_and_the_tenant_learns_no_more(
+async def test_a_private_address_is_blocked_and_the_tenant_gets_no_detail(
     world: World, host: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = world.settings.model_copy(update={"webhook_allow_networks": ()})
@@ -109,10 +109,10 @@ async def test_an_address_inside_is_blocked_and_the_tenant_learns_no_more(
         assert server.connections == 0
     [delivery] = await world.deliveries(event_id)
     assert (delivery["outcome"], delivery["error"], delivery["status_code"]) == ("blocked", "address not allowed", None)
-    assert "LORAQ_WEBHOOK_ALLOW_NETWORKS" in "".join(capsys.readouterr()), "the operator's log says what would allow it"
+    assert "LORAQ_WEBHOOK_ALLOW_NETWORKS" in "".join(capsys.readouterr()), "the operator's log says how to allow it"
 
 
-async def test_each_tenants_webhooks_carry_its_own_secret(world: World) -> None:
+async def test_webhooks_are_signed_with_their_tenants_secret(world: World) -> None:
     other = new_webhook_secret()
     await world.add_tenant("other", other)
     async with WebhookReceiver(other) as receiver, dispatching(world.settings):
@@ -122,7 +122,7 @@ async def test_each_tenants_webhooks_carry_its_own_secret(world: World) -> None:
         assert set(receiver.verified) == {str(theirs)}
 
 
-async def test_a_secret_that_cannot_be_opened_raises_an_alarm_and_is_retried(world: World) -> None:
+async def test_an_unusable_secret_raises_an_alarm_and_the_webhook_is_retried(world: World) -> None:
     before = alarms("webhook_secret_unusable")
     sealed_elsewhere = os.urandom(64)
     sealed = await world.database.fetchval("select webhook_secret from loraq.tenants")
@@ -140,7 +140,7 @@ async def test_a_secret_that_cannot_be_opened_raises_an_alarm_and_is_retried(wor
     assert (first["outcome"], "secret" in str(first["error"])) == ("retrying", True)
 
 
-async def test_a_tenant_that_is_gone_holds_up_nobody(world: World) -> None:
+async def test_a_deleted_tenant_delays_no_other(world: World) -> None:
     async with WebhookReceiver(world.secret) as receiver, dispatching(world.settings):
         orphan = await world.add_webhook(receiver.url, tenant="nobody")
         healthy = await world.add_webhook(receiver.url)
@@ -148,9 +148,11 @@ async def test_a_tenant_that_is_gone_holds_up_nobody(world: World) -> None:
         await eventually(lambda: world.deliveries(orphan), what="an attempt")
 
 
-async def test_an_attempt_that_breaks_counts_and_ends_some_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_attempt_that_raises_is_counted_and_ends_after_the_last(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def break_(*_: object) -> None:
-        raise KeyError("no receiver can be met that does this")
+        raise KeyError("no known receiver causes this")
 
     before = alarms("webhook_broke")
     monkeypatch.setattr("services.dispatcher.sender.Sender.send", break_)
@@ -161,12 +163,14 @@ async def test_an_attempt_that_breaks_counts_and_ends_some_time(world: World, mo
     assert alarms("webhook_broke") == before + 2
 
 
-async def test_a_receiver_that_wants_another_attempt_at_no_time_that_there_is_gets_it_by_the_schedule(
+async def test_an_invalid_retry_after_is_ignored(
     world: World,
 ) -> None:
-    asking = saying(b"HTTP/1.1 503 X\r\nRetry-After: Thu, 01 Jan 99999999999 00:00:00 GMT\r\nContent-Length: 0\r\n\r\n")
+    busy = responding(
+        b"HTTP/1.1 503 X\r\nRetry-After: Thu, 01 Jan 99999999999 00:00:00 GMT\r\nContent-Length: 0\r\n\r\n"
+    )
     settings = world.settings.model_copy(update={"webhook_max_attempts": 2})
-    async with raw_server(asking) as server, dispatching(settings):
+    async with raw_server(busy) as server, dispatching(settings):
         event_id = await world.add_webhook(server.url())
         await finished(world, event_id, "dead")
     assert await world.outcomes(event_id) == ["retrying", "failed"]
@@ -178,7 +182,7 @@ LONG_LABEL = f"http://{'a' * 64}.example/"
 @pytest.mark.parametrize(
     "target", ["", "nonsense", "http://", "https://[::1", "ftp://example.com", "http://a b/", LONG_LABEL]
 )
-async def test_a_target_that_is_no_url_ends_with_a_reason_and_holds_up_nobody(world: World, target: str) -> None:
+async def test_a_target_that_is_not_a_url_ends_with_a_reason_and_delays_no_other(world: World, target: str) -> None:
     async with WebhookReceiver(world.secret) as receiver, dispatching(world.settings):
         event_id = await world.add_webhook(target)
         healthy = await world.add_webhook(receiver.url)
@@ -189,24 +193,24 @@ async def test_a_target_that_is_no_url_ends_with_a_reason_and_holds_up_nobody(wo
     assert "URL" in str(delivery["error"])
 
 
-async def test_endpoints_that_hang_hold_up_nobody(world: World) -> None:
+async def test_receivers_that_hang_delay_no_other(world: World) -> None:
     settings = world.settings.model_copy(update={"webhook_concurrency": 8, "webhook_timeout_s": 20.0, "drain_s": 0.1})
     async with raw_server(hang) as one, raw_server(hang) as two, WebhookReceiver(world.secret) as receiver:
         for _ in range(50):
             await world.add_webhook(one.url())
             await world.add_webhook(two.url())
         async with dispatching(settings):
-            await eventually(lambda: one.connections and two.connections, what="the hanging endpoints to be tried")
-            begun = time.monotonic()
+            await eventually(lambda: one.connections and two.connections, what="the first attempts to hang")
+            start = time.monotonic()
             for _ in range(20):
                 await world.add_webhook(receiver.url)
             await receiver.wait_for(20, timeout_s=15.0)
-            assert time.monotonic() - begun < settings.webhook_timeout_s
+            assert time.monotonic() - start < settings.webhook_timeout_s
             assert one.connections <= 2
             assert two.connections <= 2
 
 
-async def test_a_hundred_webhooks_to_one_host_all_arrive_once(world: World) -> None:
+async def test_a_hundred_webhooks_to_one_host_each_arrive_once(world: World) -> None:
     async with WebhookReceiver(world.secret) as receiver, dispatching(world.settings), dispatching(world.settings):
         sent = {str(await world.add_webhook(receiver.url)) for _ in range(100)}
         await receiver.wait_for(100)
@@ -219,14 +223,14 @@ async def pending_is(world: World, count: int) -> bool:
     return await world.database.fetchval("select count(*) from loraq.outbox where state = 'pending'") == count
 
 
-async def test_an_attempt_whose_claim_lapsed_is_repeated_with_a_signature_of_its_own(world: World) -> None:
-    """As after a kill between the receiver's 2xx and the mark."""
+async def test_an_attempt_whose_claim_expired_is_repeated_with_a_new_signature(world: World) -> None:
+    """As after a kill between the receiver's 2xx and the database write."""
     async with WebhookReceiver(world.secret) as receiver:
         event_id = await world.add_webhook(receiver.url)
         outbox = Outbox(world.database, world.settings.pool)
-        [claimed] = await outbox.claim_webhooks(ROOM, timedelta(seconds=60))
-        assert await outbox.claim_webhooks(ROOM, timedelta(seconds=60)) == []
-        await world.database.execute(CLAIM_OF_ONE_LAPSES, event_id)
+        [claimed] = await outbox.claim_webhooks(CAPACITY, timedelta(seconds=60))
+        assert await outbox.claim_webhooks(CAPACITY, timedelta(seconds=60)) == []
+        await world.database.execute(EXPIRE_CLAIM, event_id)
         async with dispatching(world.settings):
             await receiver.wait_for(1)
             await finished(world, event_id)
@@ -234,12 +238,12 @@ async def test_an_attempt_whose_claim_lapsed_is_repeated_with_a_signature_of_its
     assert [row["attempt"] for row in await world.deliveries(event_id)] == [2]
 
 
-async def test_what_a_lapsed_claim_writes_afterwards_changes_nothing(world: World) -> None:
+async def test_a_write_under_an_expired_claim_changes_nothing(world: World) -> None:
     outbox = Outbox(world.database, world.settings.pool)
     event_id = await world.add_webhook("http://127.0.0.1/")
-    [stale] = await outbox.claim_webhooks(ROOM, timedelta(seconds=60))
-    await world.database.execute(CLAIM_OF_ONE_LAPSES, event_id)
-    [fresh] = await outbox.claim_webhooks(ROOM, timedelta(seconds=60))
+    [stale] = await outbox.claim_webhooks(CAPACITY, timedelta(seconds=60))
+    await world.database.execute(EXPIRE_CLAIM, event_id)
+    [fresh] = await outbox.claim_webhooks(CAPACITY, timedelta(seconds=60))
     await outbox.finish_webhook(stale, Failed("late"), None, timedelta(0))
     assert await world.state(event_id) == "pending"
     await outbox.finish_webhook(fresh, Delivered(), 200, timedelta(0))
@@ -250,7 +254,7 @@ async def test_what_a_lapsed_claim_writes_afterwards_changes_nothing(world: Worl
     assert await world.outcomes(event_id) == ["failed", "delivered"]
 
 
-async def test_another_pools_rows_are_left_alone(world: World) -> None:
+async def test_rows_of_another_pool_are_ignored(world: World) -> None:
     elsewhere = world.settings.model_copy(update={"pool": "elsewhere"})
     async with WebhookReceiver(world.secret) as receiver, dispatching(elsewhere):
         foreign = await world.add_webhook(receiver.url)
@@ -261,25 +265,25 @@ async def test_another_pools_rows_are_left_alone(world: World) -> None:
     assert await world.state(foreign) == "pending"
 
 
-async def test_stopping_lets_attempts_under_way_end(world: World) -> None:
-    asked, may_answer = asyncio.Event(), asyncio.Event()
+async def test_stopping_waits_for_attempts_in_flight(world: World) -> None:
+    requested, may_respond = asyncio.Event(), asyncio.Event()
 
     async def slow(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.set()
-        await may_answer.wait()
+        requested.set()
+        await may_respond.wait()
         writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
         await writer.drain()
 
     async with raw_server(slow) as server:
         event_id = await world.add_webhook(server.url())
         async with dispatching(world.settings) as life:
-            await asked.wait()
+            await requested.wait()
             life.stop.set()
-            may_answer.set()
+            may_respond.set()
         assert await world.state(event_id) == "done"
 
 
-async def test_it_goes_on_when_postgres_drops_every_connection(world: World) -> None:
+async def test_it_continues_when_postgres_drops_every_connection(world: World) -> None:
     async with WebhookReceiver(world.secret) as receiver, dispatching(world.settings) as life:
         for count in range(1, 4):
             await world.add("event")
@@ -298,13 +302,13 @@ async def drop_connections(world: World) -> None:
     )
 
 
-async def test_a_claim_takes_for_each_host_what_it_has_room_for(world: World) -> None:
+async def test_a_claim_respects_the_capacity_of_each_host(world: World) -> None:
     outbox = Outbox(world.database, world.settings.pool)
     for number in range(8):
         for host in ("busy", "full", "Idle"):
             await world.add_webhook(f"https://{host}:8443/{number}")
-    room = Room(total=6, by_host={"busy:8443": 1, "full:8443": 0}, other_hosts=3)
-    claimed = [row.host for row in await outbox.claim_webhooks(room, timedelta(seconds=60))]
+    capacity = Capacity(total=6, by_host={"busy:8443": 1, "full:8443": 0}, other_hosts=3)
+    claimed = [row.host for row in await outbox.claim_webhooks(capacity, timedelta(seconds=60))]
     assert sorted(claimed) == ["busy:8443", "idle:8443", "idle:8443", "idle:8443"]
-    small = Room(total=2, by_host={}, other_hosts=3)
+    small = Capacity(total=2, by_host={}, other_hosts=3)
     assert len(await outbox.claim_webhooks(small, timedelta(seconds=60))) == 2

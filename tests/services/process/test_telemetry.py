@@ -15,7 +15,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from services.process import telemetry
 from services.process.settings import Settings
-from tests.services.dispatcher.servers import raw_server, saying
+from tests.services.dispatcher.servers import raw_server, responding
 from tests.spans import recorded_spans
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -146,7 +146,7 @@ lifecycle.run("sample", Settings(_env_file=None, otlp_endpoint="ENDPOINT"), serv
 
 
 async def test_spans_are_exported_before_the_process_ends() -> None:
-    async with raw_server(saying(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")) as collector:
+    async with raw_server(responding(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")) as collector:
         source = EXPORTING.replace("ENDPOINT", f"http://127.0.0.1:{collector.port}/")
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", source)
         assert await process.wait() == 0

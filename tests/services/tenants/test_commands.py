@@ -138,7 +138,7 @@ def test_endpoints(run: Run) -> None:
     assert run("endpoints", "add", "main", "https://example.com/hook", *tenant).status == 0
     other = run("endpoints", "add", "main", "https://example.com/other", *tenant)
     assert "remove it first" in other.stderr
-    assert "no address for webhooks" in run("endpoints", "add", "bad", "ftp://example.com", *tenant).stderr
+    assert "is not a webhook address" in run("endpoints", "add", "bad", "ftp://example.com", *tenant).stderr
     (row,) = run("endpoints", "list", *tenant, "--json").lines
     assert (row["name"], row["url"]) == ("main", "https://example.com/hook")
     assert run("endpoints", "remove", "main", *tenant).status == 0

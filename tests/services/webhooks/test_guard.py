@@ -1,4 +1,4 @@
-"""Addresses that lead inside are refused in every spelling."""
+"""Private addresses are refused in every spelling."""
 
 import ipaddress
 
@@ -9,10 +9,10 @@ from yarl import URL
 
 from services.errors import ConfigError
 from services.webhooks.guard import BAD_PORTS, DENIED, NAT64, AddressGuard, parse_url
-from services.webhooks.outcome import Answer, NotAllowed, Unsendable
+from services.webhooks.outcome import AttemptResult, NotAllowed, Unsendable
 
-OPEN = ["8.8.8.8", "1.1.1.1", "172.15.255.255", "172.32.0.1", "100.63.0.1", "100.128.0.1", "2606:4700::1", "2a00::1"]
-SHUT = [
+ALLOWED = ["8.8.8.8", "1.1.1.1", "172.15.255.255", "172.32.0.1", "100.63.0.1", "100.128.0.1", "2606:4700::1", "2a00::1"]
+REFUSED = [
     "0.0.0.0",  # noqa: S104  # an address to refuse
     "10.0.0.1",
     "100.64.0.1",
@@ -64,36 +64,36 @@ SHUT = [
 ]
 
 
-def refusal(target: str, allow: tuple[str, ...] = ()) -> Answer | None:
+def refusal(target: str, allow: tuple[str, ...] = ()) -> AttemptResult | None:
     url = parse_url(target)
     return url if isinstance(url, Unsendable) else AddressGuard(allow).refuse(url)
 
 
-@pytest.mark.parametrize("address", OPEN)
+@pytest.mark.parametrize("address", ALLOWED)
 def test_public_addresses_are_allowed(address: str) -> None:
     assert AddressGuard().allows(address)
 
 
-@pytest.mark.parametrize("address", SHUT)
+@pytest.mark.parametrize("address", REFUSED)
 def test_other_addresses_are_refused(address: str) -> None:
     assert not AddressGuard().allows(address)
 
 
-def test_an_ipv4_address_inside_an_ipv6_one_counts_as_itself() -> None:
+def test_an_ipv4_address_embedded_in_ipv6_is_checked_as_ipv4() -> None:
     assert AddressGuard().allows("::ffff:8.8.8.8")
     assert AddressGuard().allows("64:ff9b::8.8.8.8")
     assert AddressGuard(["10.0.0.0/8"]).allows("::ffff:10.1.2.3")
     assert not AddressGuard(["::/0"]).allows("::ffff:10.1.2.3")
 
 
-def test_a_named_network_is_let_through_and_nothing_beside_it() -> None:
+def test_an_allowed_network_is_reachable_and_no_other() -> None:
     guard = AddressGuard(["127.0.0.0/8", "fd00:1::/32", "10.1.2.3"])
     assert all(guard.allows(address) for address in ("127.9.9.9", "fd00:1::5", "10.1.2.3", "8.8.8.8"))
     assert not any(guard.allows(address) for address in ("10.1.2.4", "fd00:2::5", "::1", "127.0.0.1%1"))
 
 
 @pytest.mark.parametrize("cidr", ["loopback", "10.0.0.0/33", "10.0.0.0/8;", ""])
-def test_a_bad_network_is_named(cidr: str) -> None:
+def test_a_malformed_network_is_reported(cidr: str) -> None:
     with pytest.raises(ConfigError, match=f"LORAQ_WEBHOOK_ALLOW_NETWORKS.*{cidr}"):
         AddressGuard([cidr])
 
@@ -124,11 +124,11 @@ def test_a_bad_network_is_named(cidr: str) -> None:
     ],
 )
 def test_a_literal_is_refused_in_every_spelling(host: str) -> None:
-    assert refusal(f"http://{host}/hook") in (NotAllowed(), Unsendable("the URL cannot be read"))
+    assert refusal(f"http://{host}/hook") in (NotAllowed(), Unsendable("the URL is malformed"))
 
 
 @pytest.mark.parametrize("spelling", ["127.1", "2130706433", "0x7f.0.0.1", "0177.0.0.1"])
-def test_odd_spellings_stay_refused_even_for_a_named_network(spelling: str) -> None:
+def test_odd_spellings_stay_refused_even_for_an_allowed_network(spelling: str) -> None:
     assert refusal(f"http://{spelling}/", allow=("127.0.0.0/8",)) == NotAllowed()
 
 
@@ -157,34 +157,34 @@ def test_a_url_that_is_not_plain_http_is_refused(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["https://example.com/", "http://example.com:8080/a?b=c", "https://bücher.example/"])
-def test_a_name_remains_to_be_resolved(target: str) -> None:
+def test_a_host_name_is_left_to_the_resolver(target: str) -> None:
     assert refusal(target) is None
 
 
 def test_ports_of_other_protocols_are_refused() -> None:
-    assert refusal("http://example.com:25/") == Unsendable("port 25 is not one for webhooks")
+    assert refusal("http://example.com:25/") == Unsendable("webhooks may not use port 25")
     assert {80, 443, 8080, 8443}.isdisjoint(BAD_PORTS)
 
 
 @given(st.ip_addresses(v=4) | st.ip_addresses(v=6))
-def test_what_python_calls_private_or_special_is_refused_too(
+def test_addresses_that_python_calls_special_are_refused_too(
     address: ipaddress.IPv4Address | ipaddress.IPv6Address,
 ) -> None:
     special = address.is_private or address.is_loopback or address.is_multicast or address.is_link_local
-    carrier = isinstance(address, ipaddress.IPv6Address) and (address.ipv4_mapped is not None or address in NAT64)
-    if (special or address.is_reserved or address.is_unspecified) and not carrier:
+    embeds_ipv4 = isinstance(address, ipaddress.IPv6Address) and (address.ipv4_mapped is not None or address in NAT64)
+    if (special or address.is_reserved or address.is_unspecified) and not embeds_ipv4:
         assert not AddressGuard().allows(str(address))
 
 
 @given(data=st.data(), network=st.sampled_from(DENIED))
-def test_every_address_of_the_table_is_refused_literally_and_mapped(
+def test_every_address_of_the_table_is_refused_literally_and_embedded(
     data: st.DataObject, network: ipaddress.IPv4Network
 ) -> None:
     number = data.draw(st.integers(int(network.network_address), int(network.broadcast_address)))
     address = ipaddress.ip_address(number) if network.version == 4 else ipaddress.IPv6Address(number)
     if isinstance(address, ipaddress.IPv4Address):
-        carriers = [str(address), f"::ffff:{address}", f"64:ff9b::{address}", f"::{address}"]
-        assert not any(AddressGuard().allows(carrier) for carrier in carriers)
+        embeddings = [str(address), f"::ffff:{address}", f"64:ff9b::{address}", f"::{address}"]
+        assert not any(AddressGuard().allows(embedding) for embedding in embeddings)
     elif address.ipv4_mapped is None and not str(address).startswith("64:ff9b::"):
         assert not AddressGuard().allows(str(address))
 

@@ -1,4 +1,4 @@
-"""The receiver that the demo, the quickstart and the tests use."""
+"""The receiver of the demo, the quickstart and the tests."""
 
 import asyncio
 import re
@@ -23,7 +23,7 @@ BODY = '{"type": "job.succeeded"}'
 
 
 async def post(url: str, secret: str, webhook_id: str = "msg_1", body: str = BODY) -> int:
-    """As another sender would, with the standardwebhooks package."""
+    """Send a webhook signed by the standardwebhooks package."""
     now = datetime.now(UTC)
     headers = {
         "webhook-id": webhook_id,
@@ -34,7 +34,7 @@ async def post(url: str, secret: str, webhook_id: str = "msg_1", body: str = BOD
         return answer.status
 
 
-async def test_it_verifies_what_others_sign() -> None:
+async def test_it_verifies_signatures_of_another_implementation() -> None:
     async with WebhookReceiver(SECRET) as receiver:
         assert await post(receiver.url, SECRET) == 204
         assert await post(receiver.url, SECRET) == 204
@@ -45,17 +45,17 @@ async def test_it_verifies_what_others_sign() -> None:
     assert len(receiver.received) == 3
 
 
-async def test_waiting_in_vain_says_what_was_refused() -> None:
+async def test_a_timeout_names_the_refused_signatures() -> None:
     async with WebhookReceiver(SECRET) as receiver:
         await post(receiver.url, new_webhook_secret())
-        with pytest.raises(RetryableError, match=r"only 0 of 1 webhooks .* no signature"):
+        with pytest.raises(RetryableError, match=r"received only 0 of 1 webhooks .* no signature"):
             await receiver.wait_for(1, timeout_s=0.01)
 
 
-async def test_a_taken_port_a_bad_secret_and_a_bad_host_are_named() -> None:
+async def test_a_port_in_use_a_malformed_secret_and_an_invalid_host_are_reported() -> None:
     with pytest.raises(SecretError, match="base64"):
         WebhookReceiver("whsec_?")
-    with pytest.raises(ConfigError, match=r"'aaa.* no host can have that name"):
+    with pytest.raises(ConfigError, match=r"'aaa.* it is not a valid host name"):
         WebhookReceiver(SECRET, host="a" * 300)
     async with WebhookReceiver(SECRET) as receiver:
         with pytest.raises(ConfigError, match=str(receiver.port)):
@@ -65,10 +65,10 @@ async def test_a_taken_port_a_bad_secret_and_a_bad_host_are_named() -> None:
 
 @pytest.mark.parametrize(
     ("secret", "problem"),
-    [("abc", "begins with whsec_"), ("whsec_?", "not base64"), (SECRET[:20], "copied whole"), ("whsec_", "empty")],
-    ids=["no prefix", "not base64", "cut off", "empty"],  # the secret is another in each process
+    [("abc", "begins with whsec_"), ("whsec_?", "not base64"), (SECRET[:20], "copied completely"), ("whsec_", "empty")],
+    ids=["no prefix", "not base64", "cut off", "empty"],  # the secret differs in each process
 )
-def test_the_command_refuses_a_secret_that_cannot_be_one(secret: str, problem: str) -> None:
+def test_the_command_refuses_a_malformed_secret(secret: str, problem: str) -> None:
     refused = CliRunner().invoke(listen, ["--secret", secret])
     assert refused.exit_code == 2
     assert problem in refused.output
