@@ -219,8 +219,8 @@ class JobStore:
         if adapter is None or ours is None or theirs is None or ours == theirs:
             return None
         message = (
-            f"adapter '{adapter.name}@{adapter.version}' was admitted for another base model (fingerprint {theirs[:12]})"
-            f" than the one that pool {self._pool_name!r} serves (fingerprint {ours[:12]})"
+            f"adapter '{adapter.name}@{adapter.version}' was admitted for another base model"
+            f" (fingerprint {theirs[:12]}) than the one that pool {self._pool_name!r} serves (fingerprint {ours[:12]})"
         )
         return JobError(code=ErrorCode.ADAPTER_NOT_READY, message=message)
 
