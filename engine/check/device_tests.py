@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from engine.check.say import say
+from engine.check.output import say
 
 # As many processes as cores: torch in each of them is to take one, not all.
 SETTINGS = {

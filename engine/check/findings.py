@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from engine.check.attempt import Attempts
-from engine.check.say import say
+from engine.check.attempts import Attempts
+from engine.check.output import say
 from engine.check.suite import EngineReport, PeftReport
 from engine.kernels.triton.measure.gpu_check import KernelReport
 

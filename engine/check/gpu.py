@@ -55,7 +55,7 @@ def check(chosen: Sequence[str]) -> int:
     import triton
 
     from engine.check.findings import Findings, run_parts
-    from engine.check.say import say
+    from engine.check.output import say
     from engine.check.table import table
 
     versions = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}

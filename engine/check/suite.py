@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from engine.check.attempt import Attempts
+from engine.check.attempts import Attempts
 from engine.check.model import RandomModel, random_adapter, random_model
 from engine.check.peer import measure_peft
 from engine.check.speed import (

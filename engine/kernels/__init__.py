@@ -52,7 +52,7 @@ def load_kernels(device: str, *, batch_invariant: bool = False, lora_stream: boo
     kind = device.partition(":")[0]
     if kind == "cuda":
         from engine.kernels.triton import TritonKernels
-        from engine.kernels.triton.beside import SecondStream
+        from engine.kernels.triton.second_stream import SecondStream
 
         return TritonKernels(batch_invariant=batch_invariant, beside=SecondStream() if lora_stream else None)
     assert kind == "cpu", f"there are kernels for cpu and cuda, not for {device!r}"

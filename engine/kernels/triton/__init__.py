@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from engine.kernels.triton.attention import Attention
-from engine.kernels.triton.beside import Beside
 from engine.kernels.triton.drawing import Drawing
 from engine.kernels.triton.elementwise import Elementwise
 from engine.kernels.triton.launch import Runner, Scratch, device_architecture, run
@@ -14,6 +13,7 @@ from engine.kernels.triton.linear import Linear
 from engine.kernels.triton.lora import Lora
 from engine.kernels.triton.plan import Plans
 from engine.kernels.triton.rope import Rope
+from engine.kernels.triton.second_stream import Beside
 from engine.kernels.triton.table import row_architecture
 from engine.kernels.types import AttentionBatch, KvCache, Limits, LoraBatch, PackedLinear
 

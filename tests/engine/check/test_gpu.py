@@ -15,7 +15,7 @@ import torch
 
 from engine import Engine
 from engine.check import suite
-from engine.check.attempt import Attempts
+from engine.check.attempts import Attempts
 from engine.check.device_tests import TIMED_OUT, run_device_tests
 from engine.check.findings import Findings, run_parts
 from engine.check.gpu import PARTS, main, measuring

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from engine.check.say import say
+from engine.check.output import say
 
 
 @dataclass
