@@ -1,6 +1,7 @@
-"""Small models and adapters on disk, made in milliseconds, offline and without torch.
+"""Small models and adapters on disk, created in milliseconds, offline and without torch.
 
-The tokenizer is byte-level with a few merges, so every text round-trips; ids past it are legal and decode to nothing.
+The tokenizer is byte-level with a few merges, so every text round-trips; ids past its vocabulary are legal and decode
+to an empty string.
 """
 
 import json
@@ -31,7 +32,7 @@ SAFETENSORS_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 def tiny_llama(path: Path, *, seed: int = 0, dtype: str = "float32", **config: Any) -> Path:
     """Write a random tiny Llama as a Hugging Face directory: 3 layers, hidden 64, 4 heads, 2 KV heads, vocabulary 320.
 
-    `config` overrides fields of config.json, `model_type` for another family of the same shape among them.
+    `config` overrides fields of config.json, including `model_type` for another family of the same shape.
     """
     path.mkdir(parents=True, exist_ok=True)
     described = model_config(**config, dtype=dtype)
@@ -43,7 +44,7 @@ def tiny_llama(path: Path, *, seed: int = 0, dtype: str = "float32", **config: A
 
 
 def model_config(**overrides: Any) -> dict[str, Any]:
-    """config.json of `tiny_llama`."""
+    """The config.json of `tiny_llama`."""
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -105,10 +106,10 @@ def lora_adapter(
     rank_pattern: Mapping[str, int] | None = None,
     **config: Any,
 ) -> Path:
-    """Write a random PEFT LoRA directory that fits `model_dir`; visibly changes its output.
+    """Write a random PEFT LoRA directory for `model_dir`, strong enough to change its output.
 
-    `rank_pattern` keys are module names such as `q_proj` or `layers.1.mlp.up_proj`; `layers` leaves the others without
-    tensors; `targets` may hold `embed_tokens` and `lm_head`. `config` overrides fields of adapter_config.json.
+    `rank_pattern` keys are module names such as `q_proj` or `layers.1.mlp.up_proj`; only the layers in `layers` get
+    tensors; `targets` may include `embed_tokens` and `lm_head`. `config` overrides fields of adapter_config.json.
     """
     path.mkdir(parents=True, exist_ok=True)
     described = _adapter_config(model_dir, rank, alpha, targets, rank_pattern) | config
@@ -124,7 +125,7 @@ def lora_adapter(
 
 
 def target_modules(config: Mapping[str, Any], targets: Collection[str], layers: Collection[int] | None) -> list[str]:
-    """Full names, such as `model.layers.0.self_attn.q_proj`, of the modules that `targets` means."""
+    """Full names, such as `model.layers.0.self_attn.q_proj`, of the modules in `targets`."""
     chosen = range(config["num_hidden_layers"]) if layers is None else layers
     names = [f"model.layers.{i}.self_attn.{t}" for i in chosen for t in ATTENTION if t in targets]
     names += [f"model.layers.{i}.mlp.{t}" for i in chosen for t in MLP if t in targets]
@@ -151,7 +152,7 @@ def module_shape(config: Mapping[str, Any], module: str) -> tuple[int, int]:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Array], dtype: str | Mapping[str, str] = "float32") -> None:
-    """Write fp32 arrays as `dtype`, one for all or one per tensor name: float32, float16 or bfloat16."""
+    """Write fp32 arrays as `dtype`, one for all tensors or one per name: float32, float16 or bfloat16."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = bytearray()
     for name, array in tensors.items():

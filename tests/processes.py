@@ -24,7 +24,7 @@ POLL_S = 0.05
 
 
 def settings_environment(settings: Settings) -> dict[str, str]:
-    """The LORAQ_ variables that give another process the same settings: all that were set, defaults left out."""
+    """The LORAQ_ variables that give another process the same settings; defaults are left out."""
     values = {name: getattr(settings, name) for name in settings.model_fields_set}
     return {f"LORAQ_{name.upper()}": _as_text(value) for name, value in values.items() if value is not None}
 
@@ -49,7 +49,7 @@ class Process:
 
     @property
     def exit_status(self) -> int | None:
-        """None while it runs; negative: ended by that signal."""
+        """None while it runs; negative if a signal ended it."""
         return self._popen.poll()
 
     @property
@@ -59,7 +59,7 @@ class Process:
 
     @property
     def log(self) -> str:
-        """All that it has written to stdout and stderr so far."""
+        """Its output to stdout and stderr so far."""
         return self._log.read_text(errors="replace")
 
     def get(self, path: str) -> tuple[int, str]:
@@ -75,30 +75,34 @@ class Process:
         self._popen.send_signal(number)
 
     def kill(self) -> None:
-        """End it as a crash would, and wait until it is gone."""
+        """Kill it with SIGKILL and wait until it has exited."""
         self._popen.kill()
         self._popen.wait()
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Wait for its end; returns the exit status."""
+        """Wait until it exits; returns the exit status."""
         return self._popen.wait(timeout_s)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """SIGTERM, then wait; returns the exit status. When it does not end in time it is killed and the test fails."""
+        """Send SIGTERM and wait; returns the exit status. After the timeout it is killed and the test fails."""
         self._popen.terminate()
         try:
             return self.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise AssertionError(f"did not end {timeout_s:g} s after SIGTERM; its log:\n{self.log}") from None
+            raise AssertionError(
+                f"the process did not exit within {timeout_s:g} s of SIGTERM; its log:\n{self.log}"
+            ) from None
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Wait until /readyz answers 200; fails with the reasons and the log."""
+        """Wait until /readyz returns 200; fails with the reasons and the log."""
         give_up_at = time.monotonic() + timeout_s
-        reason = "it does not serve /readyz"
+        reason = "/readyz is not served"
         while time.monotonic() < give_up_at:
             if self.exit_status is not None:
-                raise AssertionError(f"ended with status {self.exit_status} before it was ready; its log:\n{self.log}")
+                raise AssertionError(
+                    f"the process exited with status {self.exit_status} before it was ready; its log:\n{self.log}"
+                )
             if self._port_file.exists():
                 try:
                     status, reason = self.get("/readyz")
@@ -107,7 +111,7 @@ class Process:
                 if status == 200:
                     return
             time.sleep(POLL_S)
-        raise AssertionError(f"not ready after {timeout_s:g} s: {reason}; its log:\n{self.log}")
+        raise AssertionError(f"the process was not ready after {timeout_s:g} s: {reason}; its log:\n{self.log}")
 
 
 @contextmanager
@@ -120,8 +124,8 @@ def spawn(
 ) -> Iterator[Process]:
     """Run `loraq <command>` with these settings and wait until it is ready (`ready_timeout_s=None`: do not wait).
 
-    At the end it gets SIGTERM, if it still runs, and its log is shown when the test fails inside the block.
-    It dies with pytest, and with the thread that called this.
+    At the end it gets SIGTERM if it still runs. If the test fails inside the block, its log is printed.
+    It is killed when pytest or the calling thread dies.
     """
     with TemporaryDirectory(prefix="loraq-process-") as scratch:
         directory = Path(scratch)
@@ -145,7 +149,7 @@ def start(
     directory: Path,
     module: str = "services.cli.main",
 ) -> "subprocess.Popen[bytes]":
-    """Start `python -m module <command>`; the directory gets its log and the port of its health page."""
+    """Start `python -m module <command>`; its log and its health port are written to the directory."""
     dies_with_this_process = [
         sys.executable,
         "-I",
@@ -157,7 +161,7 @@ def start(
     ]
     with (directory / "log").open("wb") as log:
         return subprocess.Popen(
-            # A directory of its own, so that no env file of the developer's is read.
+            # A separate working directory, so that it does not read the developer's env file.
             [*dies_with_this_process, sys.executable, "-m", module, *command],
             cwd=directory,
             env=variables(settings, env, directory),
@@ -168,7 +172,7 @@ def start(
 
 
 def variables(settings: Mapping[str, str], env: Mapping[str, str], directory: Path) -> dict[str, str]:
-    """The environment of a process whose log and health port lie in the directory."""
+    """The environment of a process that writes its health port to the directory."""
     return {
         **os.environ,
         **settings,
@@ -182,7 +186,7 @@ def variables(settings: Mapping[str, str], env: Mapping[str, str], directory: Pa
 def loraq(
     *arguments: str, settings: Settings, env: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """Run `loraq <arguments>` to its end; stdout and stderr apart."""
+    """Run `loraq <arguments>` to completion; captures stdout and stderr separately."""
     with TemporaryDirectory(prefix="loraq-process-") as scratch:
         return subprocess.run(
             [sys.executable, "-m", "services.cli.main", *arguments],

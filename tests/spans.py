@@ -1,4 +1,4 @@
-"""Reading spans back. The SDK allows one provider per process, so all tests share it and each starts empty."""
+"""Recorded spans. The SDK allows one provider per process, so all tests share it and each clears it first."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from services.process import telemetry
 
 
 class Spans:
-    """What was recorded since the block began."""
+    """The spans recorded since the block began."""
 
     def __init__(self, exporter: InMemorySpanExporter) -> None:
         self._exporter = exporter
@@ -21,7 +21,7 @@ class Spans:
         return [span for span in self._exporter.get_finished_spans() if span.name == name]
 
     def of_trace(self, traceparent: str) -> Sequence[ReadableSpan]:
-        """Those of the trace that this `traceparent` belongs to."""
+        """The spans of the trace in this `traceparent`."""
         trace_id = int(traceparent.split("-")[1], 16)
         return [span for span in self._exporter.get_finished_spans() if span.context.trace_id == trace_id]
 

@@ -1,4 +1,4 @@
-"""Measures that do not depend on each other: one that fails leaves its traceback, and the others go on."""
+"""Independent measurements: one that fails leaves its traceback, and the others continue."""
 
 import time
 import traceback
@@ -6,24 +6,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from engine.check.output import say
+from engine.check.output import print_line
 
 
 @dataclass
 class Attempts:
-    """By name: what each took, and the tracebacks of those that failed."""
+    """By name: the seconds each measurement took, and the tracebacks of those that failed."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
 
     @contextmanager
-    def make(self, name: str) -> Iterator[None]:
-        """Do what is within; whatever it raises is told and kept, and goes no further."""
+    def run(self, name: str) -> Iterator[None]:
+        """Run the block; print and store an exception instead of raising it."""
         started = time.monotonic()
         try:
             yield
-        except Exception:  # any: what the others find is worth as much, and the exit code tells
+        except Exception:  # any: the other results are still useful, and the exit code reports the failure
             self.errors[name] = traceback.format_exc()
-            say(self.errors[name])
+            print_line(self.errors[name])
         finally:
             self.seconds[name] = time.monotonic() - started

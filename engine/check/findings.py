@@ -1,4 +1,4 @@
-"""All that a run has found so far. A part that fails leaves its traceback, and the others go on."""
+"""The results of a run so far. A part that fails leaves its traceback, and the others continue."""
 
 import gc
 import json
@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from engine.check.attempts import Attempts
-from engine.check.output import say
+from engine.check.output import print_line
 from engine.check.suite import EngineReport, PeftReport
 from engine.kernels.triton.measure.gpu_check import KernelReport
 
 
 @dataclass
 class Findings:
-    """By part; None, or an empty report, where a part was not asked for or has failed."""
+    """Results by part; None or an empty report if a part was not selected or failed."""
 
     about: Mapping[str, str]
     tests_exit_code: int | None = None
@@ -26,17 +26,17 @@ class Findings:
 
     @property
     def exit_code(self) -> int:
-        """0 when every result is there and right, whatever the speeds."""
+        """0 if every result is present and correct, regardless of the speeds."""
         is_wrong = self.kernels is not None and not self.kernels.worst_error < 1
         return int(bool(self.errors) or bool(self.tests_exit_code) or is_wrong)
 
     @property
     def errors(self) -> Mapping[str, str]:
-        """Tracebacks of the parts and of the engine's measures."""
+        """Tracebacks of the parts and of the engine's measurements."""
         return self.parts.errors | self.engine.attempts.errors
 
     def write(self, path: Path) -> None:
-        """As JSON; the file is whole at any time."""
+        """Write the findings as JSON, atomically."""
         found = asdict(self)
         parts = found.pop("parts")
         unfinished = path.with_name(f"{path.name}.part")
@@ -45,15 +45,15 @@ class Findings:
 
 
 Part = Callable[[Findings], None]
-"""Measures something and puts it into the findings."""
+"""Measures something and stores it in the findings."""
 
 
 def run_parts(parts: Mapping[str, Part], findings: Findings, report: Path) -> None:
-    """One after the other; the report is written after each."""
+    """Run the parts in order; write the report after each."""
     for name, measure in parts.items():
-        say(f"== {name}")
-        with findings.parts.make(name):
+        print_line(f"== {name}")
+        with findings.parts.run(name):
             measure(findings)
-        say(f"== {name}: {findings.parts.seconds[name]:.0f} s")
+        print_line(f"== {name}: {findings.parts.seconds[name]:.0f} s")
         findings.write(report)
         gc.collect()

@@ -1,4 +1,4 @@
-"""A base model of random weights in memory, transformers' own so that peers fit, and random adapters for it on disk."""
+"""A random base model in memory, built by transformers so that PEFT can use it too, and random adapters on disk."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ UNKNOWN = "<unk>"
 
 @dataclass(frozen=True)
 class RandomModel:
-    """`peer` is transformers' model on the device; `weights` are its tensors by name, `directory` the rest."""
+    """`peer`: transformers' model on the device; `weights`: its tensors by name; `directory`: config and tokenizer."""
 
     directory: Path
     shape: ModelShape
@@ -29,7 +29,7 @@ class RandomModel:
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
-        """What the engine is given for its base weights."""
+        """The base weights for the engine."""
         tensors: Mapping[str, Tensor] = self.peer.state_dict()
         return tensors
 
@@ -37,7 +37,7 @@ class RandomModel:
 def random_model(
     directory: Path, shape: ModelShape, dtype: torch.dtype, where: torch.device, context: int
 ) -> RandomModel:
-    """Make a Llama of a shape, with positions up to `context`."""
+    """Create a random Llama of a shape, with positions up to `context`."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def random_model(
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """What is made within has this type from the start: 8 billion weights in float32 first would be 32 GB more."""
+    """Create tensors in this dtype directly: 8 billion weights first in float32 would take another 32 GB."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -76,7 +76,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _write_tokenizer(directory: Path) -> None:
-    """One that knows a single word: prompts are given as ids."""
+    """Write a tokenizer with a single token: prompts are given as ids."""
     Tokenizer(models.WordLevel({UNKNOWN: 0}, unk_token=UNKNOWN)).save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text("{}")
 

@@ -1,9 +1,9 @@
-"""What the command prints, at once: whoever waits for a GPU wants to see how far it is."""
+"""Progress output, flushed immediately."""
 
 import sys
 
 
-def say(text: str) -> None:
-    """A line, or some."""
+def print_line(text: str) -> None:
+    """Write text and a newline to stdout."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The same work by transformers and PEFT: one batch in which every row names its adapter."""
+"""The same workload on transformers and PEFT: one batch in which every row names its adapter."""
 
 import time
 import warnings
@@ -15,12 +15,12 @@ from engine.check.speed import Case, requests_of
 def measure_peft(
     model: RandomModel, directories: Sequence[Path], case: Case, decode_steps: int, wait: Callable[[], None]
 ) -> float:
-    """Decode tokens a second: generation of some tokens less that of one, so that the prompts do not count.
+    """Decode tokens per second: the time for several tokens minus the time for one, which excludes the prompts.
 
-    The base model is changed for good.
+    Changes the base model permanently.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the two libraries say of each other
+        warnings.simplefilter("ignore")  # the two libraries warn about each other
         return _measure(_with_adapters(model, directories, case.adapters), model, case, decode_steps, wait)
 
 
@@ -49,14 +49,14 @@ def _measure(peer: Any, model: RandomModel, case: Case, decode_steps: int, wait:
 
 
 def _with_adapters(model: RandomModel, directories: Sequence[Path], count: int) -> Any:
-    """In the base model's type, as the engine has them: PEFT would widen them to float32.
+    """Load the adapters in the base model's dtype, as in the engine: by default PEFT widens them to float32.
 
-    Their matrices are taken from the files as they are, not drawn at random first.
+    `low_cpu_mem_usage` reads the matrices from the files without initializing them at random first.
     """
     from peft import PeftModel
 
-    how: dict[str, Any] = {"autocast_adapter_dtype": False, "low_cpu_mem_usage": True}
-    peer: Any = PeftModel.from_pretrained(model.peer, directories[0], adapter_name="0", **how)
+    options: dict[str, Any] = {"autocast_adapter_dtype": False, "low_cpu_mem_usage": True}
+    peer: Any = PeftModel.from_pretrained(model.peer, directories[0], adapter_name="0", **options)
     for index in range(1, count):
-        peer.load_adapter(directories[index % len(directories)], adapter_name=str(index), **how)
+        peer.load_adapter(directories[index % len(directories)], adapter_name=str(index), **options)
     return peer.eval()

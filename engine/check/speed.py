@@ -1,4 +1,4 @@
-"""Tokens a second of the engine: the base model, adapters of mixed ranks, and a cold adapter beside them."""
+"""Tokens per second of the engine: the base model, adapters of mixed ranks, and with a cold adapter loading."""
 
 import random
 import statistics
@@ -21,7 +21,7 @@ TRACED_STEPS = 6
 
 @dataclass(frozen=True)
 class Case:
-    """Requests of `context` prompt tokens, request i with adapter i modulo `adapters`; 0 is the base model."""
+    """Requests of `context` prompt tokens; request i uses adapter i modulo `adapters`, 0 adapters: the base model."""
 
     requests: int
     adapters: int
@@ -29,13 +29,13 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For the table."""
+        """The name in the table."""
         return f"{self.requests} requests, {self.adapters} adapters, context {self.context}"
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Tokens a second over all prompts, and over decode steps with every request in each of them."""
+    """Tokens per second over all prompts, and over decode steps that each contain every request."""
 
     case: str
     prefill_tokens_per_s: float
@@ -44,9 +44,9 @@ class Speed:
 
 @dataclass(frozen=True)
 class Overlap:
-    """What adapters that come from the host tier cost those that run: seconds of a step without and with transfers.
+    """The cost of loading adapters from the host tier to running requests: seconds per step without and with transfers.
 
-    `step_cost` is the share of the token rate that is lost; `arrival_s` from the request to the adapter's first token.
+    `step_cost`: the lost share of the token rate; `arrival_s`: from the request to the cold adapter's first token.
     """
 
     adapter_bytes: int
@@ -57,7 +57,7 @@ class Overlap:
 
 
 def requests_of(case: Case, vocabulary: int, new_tokens: int) -> list[Request]:
-    """Greedy, of random prompts that are the same in every run."""
+    """Greedy requests with random prompts, the same in every run."""
     rng = random.Random(1)
     sampling = SamplingParams(max_tokens=new_tokens, ignore_eos=True)
     return [
@@ -71,7 +71,7 @@ def requests_of(case: Case, vocabulary: int, new_tokens: int) -> list[Request]:
 
 
 def measure_case(engine: Engine, case: Case, decode_steps: int, wait: Callable[[], None]) -> Speed:
-    """Compute all prompts, then time decode steps. `wait` holds the host until the device is done."""
+    """Compute all prompts, then time decode steps. `wait` blocks until the device is done."""
     _warm_up(engine, case)
     wait()
     requests = requests_of(case, engine.model_config.vocab_size, decode_steps + WARM_STEPS + case.requests + 8)
@@ -88,14 +88,14 @@ def measure_case(engine: Engine, case: Case, decode_steps: int, wait: Callable[[
 
 
 def _warm_up(engine: Engine, case: Case) -> None:
-    """A short copy of the case: kernels are compiled, libraries started and adapters brought in before it is timed."""
+    """Run a short copy of the case, which compiles kernels, initializes libraries and loads adapters."""
     short = replace(case, context=min(case.context, WARM_CONTEXT))
     with _decoding(engine, short, case.requests + 8):
         time_steps(engine, 0, 1)
 
 
 def time_steps(engine: Engine, warm: int, count: int) -> float:
-    """Mean seconds of a step; every step ends when its tokens are on the host."""
+    """Mean seconds per step; every step ends when its tokens are on the host."""
     times = []
     for _ in range(warm + count):
         started = time.perf_counter()
@@ -105,15 +105,15 @@ def time_steps(engine: Engine, warm: int, count: int) -> float:
 
 
 def measure_overlap(engine: Engine, hot: Case, cold: Sequence[str], steps: int, wait: Callable[[], None]) -> Overlap:
-    """Decode of `hot` alone, then while `cold` adapters come in from the host tier one after the other."""
+    """Time decode steps of `hot` alone, then while the `cold` adapters load from the host tier one after the other."""
     budget = (steps + 16) * (2 * len(cold) + 2) + hot.requests + 64
     with _decoding(engine, hot, budget):
-        for name in cold:  # from their files into the host tier, and compiling what the measured ones use
-            _bring_in(engine, name)
+        for name in cold:  # loads the files into the host tier and compiles the kernels
+            _load_cold(engine, name)
         for name in cold:
             engine.evict_adapter(name)
         quiet = time_steps(engine, WARM_STEPS, steps)
-        arrivals = [_bring_in(engine, name) for name in cold]
+        arrivals = [_load_cold(engine, name) for name in cold]
         wait()
     busy = statistics.mean(seconds for arrival in arrivals for seconds in arrival.busy_steps_s)
     return Overlap(
@@ -127,8 +127,10 @@ def measure_overlap(engine: Engine, hot: Case, cold: Sequence[str], steps: int, 
 
 @contextmanager
 def _decoding(engine: Engine, case: Case, new_tokens: int) -> Iterator[None]:
-    """All prompts of the case are computed, and every step makes a token of each request until the end."""
-    engine.generate([_one_token_of(name) for name in numbered(case.adapters)])  # so that none waits while others decode
+    """Compute all prompts of the case; in the block every step generates a token for each request."""
+    engine.generate(
+        [_one_token_of(name) for name in adapter_names(case.adapters)]
+    )  # so that no request waits for its adapter
     ids = [engine.add(request) for request in requests_of(case, engine.model_config.vocab_size, new_tokens)]
     try:
         while engine.num_uncomputed:
@@ -136,30 +138,30 @@ def _decoding(engine: Engine, case: Case, new_tokens: int) -> Iterator[None]:
         yield
     finally:
         ran_throughout = [engine.cancel(request_id) for request_id in ids]
-    assert all(ran_throughout), f"{new_tokens} tokens a request did not last; the steps were not those of {case.name}"
+    assert all(ran_throughout), f"{case.name}: a request reached its limit of {new_tokens} tokens while being measured"
 
 
 @dataclass(frozen=True)
 class _Arrival:
-    """Of a cold adapter: seconds from its request to its first token, and those of each step meanwhile.
+    """The load of a cold adapter: seconds from its request to its first token, and of each step in between.
 
-    The step that computes its prompt is not the others' loss.
+    The step that computes the cold request's own prompt is excluded.
     """
 
     seconds: float
     busy_steps_s: list[float]
 
 
-def _bring_in(engine: Engine, name: str) -> _Arrival:
-    """One token by a cold adapter, while the others decode."""
-    asked = engine.add(_one_token_of(name))
+def _load_cold(engine: Engine, name: str) -> _Arrival:
+    """Generate one token with a cold adapter while the other requests decode."""
+    request_id = engine.add(_one_token_of(name))
     began = time.perf_counter()
     busy: list[float] = []
     while True:
         started = time.perf_counter()
         finished = engine.step()
         now = time.perf_counter()
-        if any(output.request_id == asked for output in finished):
+        if any(output.request_id == request_id for output in finished):
             return _Arrival(now - began, busy)
         busy.append(now - started)
 
@@ -169,16 +171,16 @@ def _one_token_of(name: str) -> Request:
 
 
 def trace_arrival(engine: Engine, hot: Case, cold: str, wait: Callable[[], None], trace: Path) -> None:
-    """Profile some steps of `hot` in which a cold adapter comes in: a Chrome trace, gzipped if it is named .gz."""
+    """Profile steps of `hot` during which a cold adapter loads: a Chrome trace, gzipped if the name ends in .gz."""
     with _decoding(engine, hot, 8 * (WARM_STEPS + TRACED_STEPS) + hot.requests):
-        _bring_in(engine, cold)
+        _load_cold(engine, cold)
         engine.evict_adapter(cold)
         time_steps(engine, 0, WARM_STEPS)
         with torch.profiler.profile(activities=_activities(), acc_events=True) as profile:
-            asked = engine.add(_one_token_of(cold))
+            request_id = engine.add(_one_token_of(cold))
             time_steps(engine, 0, TRACED_STEPS)
             wait()
-        engine.cancel(asked)
+        engine.cancel(request_id)
     profile.export_chrome_trace(str(trace))
 
 
@@ -188,15 +190,15 @@ def _activities() -> list[torch.profiler.ProfilerActivity]:
 
 
 def load_adapters(engine: Engine, directories: Sequence[Path], names: Sequence[str]) -> None:
-    """From the directories in turn, each of which is read and hashed once; every name has pages of its own.
+    """Register names for the directories in turn; each directory is read and hashed once, each name has its own pages.
 
-    They are filled once a request needs them.
+    The pages are filled when a request first needs them.
     """
     checked = [engine.check_adapter(directory) for directory in directories]
     for index, name in enumerate(names):
         engine.admit_adapter(name, checked[index % len(checked)])
 
 
-def numbered(count: int) -> list[str]:
-    """The names that the requests of a case use."""
+def adapter_names(count: int) -> list[str]:
+    """The adapter names that the requests of a case use."""
     return [str(index) for index in range(count)]

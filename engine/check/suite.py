@@ -1,4 +1,4 @@
-"""What is measured of the engine, and at which sizes."""
+"""The engine's measurements and their sizes."""
 
 import gc
 from collections.abc import Callable, Mapping
@@ -15,10 +15,10 @@ from engine.check.speed import (
     Case,
     Overlap,
     Speed,
+    adapter_names,
     load_adapters,
     measure_case,
     measure_overlap,
-    numbered,
     trace_arrival,
 )
 from engine.config import EngineConfig
@@ -26,7 +26,7 @@ from engine.engine import Engine
 from engine.kernels.triton.measure.cost import RATIO_KEPT, Load, decode_step, ratio
 from engine.kernels.triton.measure.shapes import LLAMA, ModelShape
 
-MAKES_ENGINE = Callable[..., Engine]
+EngineFactory = Callable[..., Engine]
 GIB = 1 << 30
 COLD = "cold"
 
@@ -35,8 +35,8 @@ COLD = "cold"
 class Scale:
     """Sizes of a run.
 
-    The first case of a context and a number of requests is without adapters. `peft` is one of the cases, which the peer
-    computes as well; `overlap` runs while `cold` more adapters of rank `cold_rank` come in, one after the other.
+    The first case for a context and a number of requests has no adapters. `peft` is one of the cases, which PEFT
+    computes as well; `overlap` runs while `cold` more adapters of rank `cold_rank` load, one after the other.
     """
 
     shape: ModelShape
@@ -64,9 +64,9 @@ class Scale:
         return max(case.adapters for case in self.cases)
 
 
-# Pages for 32 adapters of each rank and the longest case take 41 GB; beside them lie the weights, 16 GB, and once more
-# those of fused projections, 9 GB: a GPU of 80 GB has room for all of it. At a context of 4096, 128 requests would take
-# 69 GB more.
+# Pages for 32 adapters of each rank and the longest case take 41 GB, the weights 16 GB, and copies of the fused
+# projections' weights 9 GB, so an 80 GB GPU has room for all of it. At a context of 4096, 128 requests would take
+# another 69 GB.
 LLAMA_SCALE = Scale(
     shape=LLAMA,
     device="cuda",
@@ -90,7 +90,7 @@ LLAMA_SCALE = Scale(
 
 @dataclass(frozen=True)
 class Row:
-    """A case beside the base model alone and beside what the bytes allow."""
+    """A case compared with the base model alone and with the ratio that the byte model allows."""
 
     speed: Speed
     of_base: float | None
@@ -98,29 +98,29 @@ class Row:
 
     @property
     def reached(self) -> bool | None:
-        """At least 95 % of what the bytes allow; None for the base itself."""
+        """Whether it reaches 95 % of the allowed ratio; None for the base model."""
         return None if self.of_base is None or self.allowed is None else self.of_base >= RATIO_KEPT * self.allowed
 
 
 @dataclass
 class EngineReport:
-    """Filled as it is measured, so that a failure keeps what came before.
+    """Filled during the measurements, so that a failure keeps the earlier results.
 
-    `invariant` is the case of `peft` with `batch_invariant`, `beside` with `lora_stream`, `plain` the same without: one
-    of the rows.
+    `plain` is the case of `peft`, one of the rows; `invariant` the same with `batch_invariant`, `lora_stream` with
+    `lora_stream`.
     """
 
     rows: list[Row] = field(default_factory=list)
     plain: Speed | None = None
     invariant: Speed | None = None
-    beside: Speed | None = None
+    lora_stream: Speed | None = None
     overlap: Overlap | None = None
     attempts: Attempts = field(default_factory=Attempts)
 
 
 @dataclass(frozen=True)
 class PeftReport:
-    """The case of `peft` by transformers and PEFT."""
+    """The case of `peft` on transformers and PEFT."""
 
     case: str
     decode_tokens_per_s: float
@@ -130,13 +130,13 @@ def measure_engine(
     report: EngineReport,
     scale: Scale,
     directory: Path,
-    make_engine: MAKES_ENGINE,
+    make_engine: EngineFactory,
     wait: Callable[[], None],
     trace: Path,
 ) -> None:
-    """Everything but the peer, on one random model. Each measure is on its own: one that fails keeps the others.
+    """Measure everything except PEFT, on one random model. A failure affects only one of the measurements.
 
-    `trace` is written last, as profiling disturbs what comes after.
+    `trace` is written last, as profiling disturbs later measurements.
     """
     _free(scale)
     model, adapters = _random_model(scale, directory)
@@ -146,25 +146,25 @@ def measure_engine(
     def engine_with(count: int, **options: bool) -> Engine:
         _free(scale)
         engine = _engine(scale, model, make_engine, options)
-        load_adapters(engine, adapters, numbered(count))
+        load_adapters(engine, adapters, adapter_names(count))
         return engine
 
-    with report.attempts.make("cases"):
+    with report.attempts.run("cases"):
         _measure_cases(report, scale, engine_with(scale.num_adapters), wait)
-    with report.attempts.make("batch_invariant"):
+    with report.attempts.run("batch_invariant"):
         report.invariant = _measure_peft_case(scale, engine_with(scale.peft.adapters, batch_invariant=True), wait)
-    with report.attempts.make("lora_stream"):
-        report.beside = _measure_peft_case(scale, engine_with(scale.peft.adapters, lora_stream=True), wait)
+    with report.attempts.run("lora_stream"):
+        report.lora_stream = _measure_peft_case(scale, engine_with(scale.peft.adapters, lora_stream=True), wait)
     with closing(engine_with(scale.overlap.adapters)) as engine:
-        with report.attempts.make("overlap"):
+        with report.attempts.run("overlap"):
             report.overlap = _measure_overlap(scale, engine, cold, wait)
-        with report.attempts.make("trace"):
+        with report.attempts.run("trace"):
             load_adapters(engine, [cold], [COLD])
             trace_arrival(engine, scale.overlap, COLD, wait, trace)
 
 
 def _measure_cases(report: EngineReport, scale: Scale, engine: Engine, wait: Callable[[], None]) -> None:
-    """The engine is closed, and gone with the call: two of them would not fit."""
+    """Measure and close the engine; no reference outlives the call, as two engines would not fit in memory."""
     with closing(engine):
         for case in scale.cases:
             speed = measure_case(engine, case, scale.decode_steps, wait)
@@ -174,7 +174,7 @@ def _measure_cases(report: EngineReport, scale: Scale, engine: Engine, wait: Cal
 
 
 def _measure_peft_case(scale: Scale, engine: Engine, wait: Callable[[], None]) -> Speed:
-    """As `_measure_cases`."""
+    """Like `_measure_cases`, for one case."""
     with closing(engine):
         return measure_case(engine, scale.peft, scale.decode_steps, wait)
 
@@ -186,7 +186,7 @@ def _measure_overlap(scale: Scale, engine: Engine, cold: Path, wait: Callable[[]
 
 
 def measure_peer(scale: Scale, directory: Path, wait: Callable[[], None]) -> PeftReport:
-    """transformers and PEFT on a model of their own, which they change."""
+    """Measure transformers and PEFT on a separate model, which they modify."""
     _free(scale)
     model, adapters = _random_model(scale, directory)
     found = measure_peft(model, adapters, scale.peft, scale.peft_steps, wait)
@@ -194,13 +194,13 @@ def measure_peer(scale: Scale, directory: Path, wait: Callable[[], None]) -> Pef
 
 
 def _random_model(scale: Scale, directory: Path) -> tuple[RandomModel, list[Path]]:
-    """A model and an adapter of each rank; the same in every run."""
+    """A model and an adapter of each rank, the same in every run."""
     where, dtype = torch.device(scale.device), getattr(torch, scale.dtype)
     model = random_model(directory / "model", scale.shape, dtype, where, scale.context)
     return model, [random_adapter(directory / f"rank {r}", scale.shape, r, dtype, where) for r in scale.ranks]
 
 
-def _engine(scale: Scale, model: RandomModel, make_engine: MAKES_ENGINE, options: Mapping[str, bool]) -> Engine:
+def _engine(scale: Scale, model: RandomModel, make_engine: EngineFactory, options: Mapping[str, bool]) -> Engine:
     config = EngineConfig(
         model=model.directory,
         device=scale.device,
@@ -222,7 +222,7 @@ def _free(scale: Scale) -> None:
 
 
 def _row(scale: Scale, case: Case, speed: Speed, before: list[Row]) -> Row:
-    """Beside the newest base among the rows before."""
+    """Compare with the latest base case among the rows before."""
     if case.adapters == 0:
         return Row(speed, None, None)
     rank = round(sum(scale.ranks) / len(scale.ranks))

@@ -1,4 +1,4 @@
-"""All that was measured as one table, whose rows are Markdown as well."""
+"""All results as one Markdown table."""
 
 from collections.abc import Iterator, Mapping
 
@@ -7,17 +7,17 @@ from engine.check.speed import Overlap, Speed
 from engine.check.suite import EngineReport, PeftReport, Row
 from engine.kernels.triton.measure.gpu_check import KernelReport, Measurement
 
-PEFT_FACTOR, MOST_STEP_COST = 20.0, 0.05
-MOST_SECONDS = 480
+PEFT_FACTOR, MAX_STEP_COST = 20.0, 0.05
+MAX_SECONDS = 480
 
 HEADER = (
-    "| measure | case | figure | beside it | target |",
+    "| measurement | case | result | comparison | target |",
     "| --- | --- | ---: | --- | --- |",
 )
 
 
 def table(findings: Findings) -> str:
-    """A row for every measure; a target is said to be reached or missed, or is empty where there is none."""
+    """A row per measurement; the target is "reached", "missed" or, where there is none, empty."""
     rows = [
         *_test_rows(findings.tests_exit_code),
         *(_kernel_rows(findings.kernels) if findings.kernels is not None else ()),
@@ -35,21 +35,21 @@ def _test_rows(exit_code: int | None) -> Iterator[tuple[str, ...]]:
 
 
 def _error_rows(errors: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
-    """The last line of each traceback; all of it is in the report."""
+    """The last line of each traceback; the report has all of it."""
     for part, trace in errors.items():
         last = trace.strip().splitlines()[-1].replace("|", "/")
-        yield part, "not measured to the end", "failed", last, _target(False)
+        yield part, "not completed", "failed", last, _target(False)
 
 
 def _time_rows(findings: Findings) -> Iterator[tuple[str, ...]]:
-    """Of each part, of the engine's measures beside it, and of all."""
+    """The time of each part, with the engine's measurements in the comparison column, and of all parts."""
     parts = findings.parts.seconds
     for part, seconds in parts.items():
         own = findings.engine.attempts.seconds if part == "engine" else {}
-        beside = ", ".join(f"{name} {took:.0f} s" for name, took in own.items())
-        yield "time", part, f"{seconds:.0f} s", beside, ""
+        comparison = ", ".join(f"{name} {took:.0f} s" for name, took in own.items())
+        yield "time", part, f"{seconds:.0f} s", comparison, ""
     total = sum(parts.values())
-    yield "time", "all parts", f"{total:.0f} s", "", _target(total < MOST_SECONDS)
+    yield "time", "all parts", f"{total:.0f} s", "", _target(total < MAX_SECONDS)
 
 
 def _kernel_rows(report: KernelReport) -> Iterator[tuple[str, ...]]:
@@ -62,10 +62,10 @@ def _kernel_rows(report: KernelReport) -> Iterator[tuple[str, ...]]:
     )
     yield "copy on the device", "1 GiB moved", f"{report.copy_bandwidth / 1e12:.2f} TB/s", "", ""
     for found in report.measurements:
-        yield found.kernel, found.case, f"{found.seconds * 1e6:.1f} µs", _beside(found), _target(found.reached)
+        yield found.kernel, found.case, f"{found.seconds * 1e6:.1f} µs", _comparison(found), _target(found.reached)
 
 
-def _beside(found: Measurement) -> str:
+def _comparison(found: Measurement) -> str:
     words = [f"{found.share_of_copy:.2f} of a copy of {found.num_bytes / 1e6:.1f} MB"]
     if found.loop_factor is not None:
         words.append(f"torch loop {found.loop_factor:.1f}x as long")
@@ -78,38 +78,38 @@ def _engine_rows(report: EngineReport) -> Iterator[tuple[str, ...]]:
     for row in report.rows:
         yield "prefill", row.speed.case, f"{row.speed.prefill_tokens_per_s:.0f} tokens/s", "", ""
         yield _decode_row(row)
-    for option, speed in (("batch_invariant", report.invariant), ("lora_stream", report.beside)):
+    for option, speed in (("batch_invariant", report.invariant), ("lora_stream", report.lora_stream)):
         if report.plain is not None and speed is not None:
-            beside = f"{speed.decode_tokens_per_s / report.plain.decode_tokens_per_s:.3f} of without it"
-            yield f"decode, {option}", report.plain.case, f"{speed.decode_tokens_per_s:.0f} tokens/s", beside, ""
+            comparison = f"{speed.decode_tokens_per_s / report.plain.decode_tokens_per_s:.3f} of without it"
+            yield f"decode, {option}", report.plain.case, f"{speed.decode_tokens_per_s:.0f} tokens/s", comparison, ""
     if report.overlap is not None:
         yield _overlap_row(report.overlap)
 
 
 def _overlap_row(overlap: Overlap) -> tuple[str, ...]:
     return (
-        "cold adapters beside decode",
+        "cold adapters during decode",
         f"{overlap.adapter_bytes / 1e6:.1f} MB each",
         f"{overlap.step_cost:.1%} of the others' tokens lost",
         f"first token after {overlap.arrival_s * 1e3:.0f} ms",
-        _target(overlap.step_cost < MOST_STEP_COST),
+        _target(overlap.step_cost < MAX_STEP_COST),
     )
 
 
 def _peft_rows(report: PeftReport, plain: Speed | None) -> Iterator[tuple[str, ...]]:
-    beside, target = "", ""
+    comparison, target = "", ""
     if plain is not None:
         factor = plain.decode_tokens_per_s / report.decode_tokens_per_s
-        beside, target = f"the engine is {factor:.1f}x as fast", _target(factor >= PEFT_FACTOR)
-    yield "decode, transformers + PEFT", report.case, f"{report.decode_tokens_per_s:.0f} tokens/s", beside, target
+        comparison, target = f"the engine is {factor:.1f}x as fast", _target(factor >= PEFT_FACTOR)
+    yield "decode, transformers + PEFT", report.case, f"{report.decode_tokens_per_s:.0f} tokens/s", comparison, target
 
 
 def _decode_row(row: Row) -> tuple[str, ...]:
-    beside, target = "", ""
+    comparison, target = "", ""
     if row.of_base is not None and row.allowed is not None:
-        beside = f"{row.of_base:.3f} of base; bytes allow {row.allowed:.3f}"
+        comparison = f"{row.of_base:.3f} of base; bytes allow {row.allowed:.3f}"
         target = _target(row.reached)
-    return "decode", row.speed.case, f"{row.speed.decode_tokens_per_s:.0f} tokens/s", beside, target
+    return "decode", row.speed.case, f"{row.speed.decode_tokens_per_s:.0f} tokens/s", comparison, target
 
 
 def _target(is_reached: bool | None) -> str:

@@ -54,7 +54,7 @@ def load_kernels(device: str, *, batch_invariant: bool = False, lora_stream: boo
         from engine.kernels.triton import TritonKernels
         from engine.kernels.triton.second_stream import SecondStream
 
-        return TritonKernels(batch_invariant=batch_invariant, beside=SecondStream() if lora_stream else None)
+        return TritonKernels(batch_invariant=batch_invariant, second_stream=SecondStream() if lora_stream else None)
     assert kind == "cpu", f"there are kernels for cpu and cuda, not for {device!r}"
     return load_cpu_kernels()
 

@@ -14,7 +14,7 @@ from services.client.signing import SIGNATURE_HEADER, signature
 from services.process.settings import Settings
 from tests.integration.workers import FAULTY_ENGINE, running_worker
 from tests.integration.world import TENANT, World, job_request, open_world
-from tests.topics import make_anew
+from tests.topics import recreate_topic
 from tests.waiting import eventually
 
 
@@ -144,7 +144,7 @@ async def test_a_control_topic_that_is_made_anew_is_heard(settings: Settings) ->
         old, new = uuid7(), uuid7()
         await ask(world, old)
         await eventually(lambda: has_both(world, old), what="the worker to hear of it")
-        await make_anew(settings, settings.control_topic)
+        await recreate_topic(settings, settings.control_topic)
         await ask(world, new)
         await eventually(lambda: has_both(world, old, new), what="the worker to hear of the other")
 

@@ -20,7 +20,7 @@ from services.process.settings import Settings
 from services.s3.store import ObjectStore, open_store
 from services.tenants.secrets import SecretBox
 from services.tenants.tenants import add_tenant
-from tests.waiting import PATIENCE_S, eventually
+from tests.waiting import TIMEOUT_S, eventually
 
 TENANT = "acme"
 ADMIT = """
@@ -103,7 +103,7 @@ class World:
         assert len({row["job_id"] for row in rows}) == len(rows), "a job has two results"
         return {row["job_id"]: row for row in rows}
 
-    async def dead_letters(self, count: int, timeout_s: float = PATIENCE_S) -> list[Any]:
+    async def dead_letters(self, count: int, timeout_s: float = TIMEOUT_S) -> list[Any]:
         """The first `count` records of the dead-letter topic."""
         consumer = AIOKafkaConsumer(
             self.settings.dead_topic, auto_offset_reset="earliest", **kafka.client_options(self.settings)

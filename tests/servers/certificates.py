@@ -1,4 +1,4 @@
-"""An authority of the tests' own and a server's certificate for loopback, as PEM files."""
+"""A test certificate authority and a server certificate for loopback, as PEM files."""
 
 import ipaddress
 from datetime import UTC, datetime, timedelta
@@ -10,11 +10,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-LIFE = timedelta(days=2)
+VALIDITY = timedelta(days=2)
 
 
 def write_authority(directory: Path, name: str) -> tuple[Path, Path]:
-    """`NAME.pem`, what clients trust, and `NAME-server.pem`: a server's key and certificate for 127.0.0.1."""
+    """Write `NAME.pem`, the authority that clients trust, and `NAME-server.pem`, key and certificate for 127.0.0.1."""
     authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     authority = _certificate(name, authority_key, name, authority_key, is_authority=True)
     server = _certificate("127.0.0.1", server_key, name, authority_key, is_authority=False)
@@ -42,7 +42,7 @@ def _certificate(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + LIFE)
+        .not_valid_after(now + VALIDITY)
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
     )
     if not is_authority:

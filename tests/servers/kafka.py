@@ -1,4 +1,4 @@
-"""A real Apache Kafka: jars from Maven, one KRaft node (broker and controller) on Java, on loopback."""
+"""A real Apache Kafka: jars from Maven, one KRaft node (broker and controller) on loopback."""
 
 import fcntl
 import os
@@ -34,16 +34,16 @@ POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 
 
 class KafkaUnavailableError(Exception):
-    """Apache Kafka cannot run here; says what is missing."""
+    """Apache Kafka cannot run here; the message names what is missing."""
 
 
 def kafka_jars() -> Path:
-    """Directory with Kafka's jars, fetched once into the cache. Raises KafkaUnavailableError."""
+    """The directory of Kafka's jars, downloaded once into the cache. Raises KafkaUnavailableError."""
     return _jars("kafka_2.13", VERSION)
 
 
 def tools_jars() -> Path:
-    """Directory with the jar of Kafka's command line tools, which needs those of `kafka_jars` beside it."""
+    """The directory with the jar of Kafka's command line tools, which also needs the jars of `kafka_jars`."""
     return _jars("kafka-tools", f"{VERSION}-tools", "-DexcludeTransitive=true")
 
 
@@ -55,7 +55,7 @@ def _jars(artifact: str, directory: str, *options: str) -> Path:
     if not jars.exists():
         jars.parent.mkdir(parents=True, exist_ok=True)
         with (jars.parent / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # Maven's own directory is not for two at once
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two Maven processes must not share its directory
             if not jars.exists():
                 _fetch(artifact, jars, options)
     return jars
@@ -67,23 +67,23 @@ def _fetch(artifact: str, jars: Path, options: Sequence[str]) -> None:
         pom.write_text(POM.format(artifact=artifact, version=VERSION))
         copy = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={fetched}", *options]
         maven = subprocess.run(
-            ["mvn", "-B", "-q", "-f", str(pom), *copy],  # noqa: S607  # Maven is wherever the PATH says
+            ["mvn", "-B", "-q", "-f", str(pom), *copy],  # noqa: S607  # Maven is found on the PATH
             capture_output=True,
             text=True,
             check=False,
         )
         if maven.returncode != 0:
-            said = maven.stdout.strip()[-2000:]
-            raise KafkaUnavailableError(f"Maven could not fetch {artifact} {VERSION} of Apache Kafka: {said}")
+            output = maven.stdout.strip()[-2000:]
+            raise KafkaUnavailableError(f"Maven could not fetch {artifact} {VERSION} of Apache Kafka: {output}")
         fetched.rename(jars)
 
 
 class ApacheKafka(Server):
-    """One KRaft node, freshly formatted when its directory is empty; ports: clients, controller."""
+    """One KRaft node, formatted if its directory is empty; ports: clients, controller."""
 
     name = "Apache Kafka"
     stop_signal = signal.SIGKILL
-    # How its Java runs: soon up, and never as fast as it could get.
+    # Java options for a fast start rather than for throughput.
     machine = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 
     def __init__(self, directory: Path, log: Path, ports: list[int]) -> None:
@@ -101,16 +101,16 @@ class ApacheKafka(Server):
         configuration = self.directory / "server.properties"
         configuration.write_text("\n".join(f"{name}={value}" for name, value in self.properties().items()))
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        # One id of 64 begins with a hyphen, which only this form of the option takes.
+        # One id in 64 begins with a hyphen, which only this form of the option accepts.
         format_it = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(configuration)]
         self.run_tool([*self.java("64m"), *format_it, *self.format_options()])
 
     def format_options(self) -> list[str]:
-        """More arguments of the tool that formats the data directory."""
+        """Additional arguments of the tool that formats the data directory."""
         return []
 
     def properties(self) -> dict[str, str]:
-        """server.properties. Topics are made by those who need them, never by a typing mistake."""
+        """server.properties. Topics are not created automatically, so that a typo in a name fails."""
         clients, controller = self.ports
         return {
             "process.roles": "broker,controller",
@@ -134,7 +134,7 @@ class ApacheKafka(Server):
         }
 
     def java(self, heap: str, *more_jars: Path) -> list[str]:
-        """The beginning of a command line that runs a class of Kafka's."""
+        """The beginning of a command line that runs a Kafka class."""
         java = shutil.which("java")
         assert java is not None
         class_path = os.pathsep.join(f"{jars}{os.sep}*" for jars in (self.jars, *more_jars))

@@ -1,4 +1,4 @@
-"""An Apache Kafka that takes SASL over TLS alone and has its authorizer on: what is not allowed is denied."""
+"""An Apache Kafka that accepts only SASL over TLS and denies everything that no ACL allows."""
 
 import secrets
 import shlex
@@ -14,7 +14,7 @@ ADMIN = "admin"
 
 
 class SecureKafka(ApacheKafka):
-    """One node with users of its own; `admin` may do everything, the others what ACLs say."""
+    """One node with its own users; `admin` may do everything, the others what ACLs allow."""
 
     name = "Apache Kafka with SASL and TLS"
 
@@ -71,7 +71,7 @@ class SecureKafka(ApacheKafka):
         self.run_tool([*tool, *connect, *shlex.split(arguments)])
 
     def as_user(self, settings: Settings, user: str, **changes: object) -> Settings:
-        """The settings with which a user connects."""
+        """Settings that connect as a user."""
         secured = {
             "kafka_bootstrap": self.bootstrap,
             "kafka_security_protocol": "SASL_SSL",

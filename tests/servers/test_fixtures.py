@@ -1,4 +1,4 @@
-"""The fixtures that all other tests stand on."""
+"""The fixtures that all other tests depend on."""
 
 import asyncpg
 import pytest
@@ -8,13 +8,13 @@ from services.process.settings import Settings
 from tests.processes import settings_environment
 
 
-async def test_settings_name_a_migrated_database(settings: Settings) -> None:
+async def test_settings_point_to_a_migrated_database(settings: Settings) -> None:
     connection = await asyncpg.connect(settings.database_url.get_secret_value())
     assert await connection.fetchval("select count(*) from loraq.jobs") == 0
     await connection.close()
 
 
-async def test_settings_name_a_broker_that_makes_topics(broker_settings: Settings) -> None:
+async def test_settings_point_to_a_broker_that_creates_topics(broker_settings: Settings) -> None:
     await ensure_topics(broker_settings)
 
 

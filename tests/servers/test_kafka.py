@@ -1,4 +1,4 @@
-"""Apache Kafka is run where it can be; where it cannot, the reason is told, and in CI that is a failure."""
+"""If Apache Kafka cannot run, tests that need it are skipped with the reason; in CI they fail."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ def test_needs_kafka(apache_kafka):
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [({}, "SKIPPED"), ({"CI": "true"}, "ERROR")])
-def test_without_java_the_reason_is_told(tmp_path: Path, ci: dict[str, str], outcome: str) -> None:
+def test_without_java_the_reason_is_reported(tmp_path: Path, ci: dict[str, str], outcome: str) -> None:
     (tmp_path / "test_kafka.py").write_text(KAFKA_TEST)
     options = ["-q", "-ra", "-p", "tests.conftest", "-p", "no:randomly", "-p", "no:cacheprovider"]
     without_java = {name: value for name, value in os.environ.items() if name != "CI"} | {"PATH": str(tmp_path)} | ci
@@ -34,7 +34,7 @@ def test_without_java_the_reason_is_told(tmp_path: Path, ci: dict[str, str], out
     assert finished.returncode == (1 if ci else 0)
 
 
-def test_without_maven_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_maven_the_reason_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "java").write_text("#!/bin/sh\n")
     (tmp_path / "java").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -42,5 +42,5 @@ def test_without_maven_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         kafka_jars()
 
 
-async def test_both_brokers_say_who_they_are(broker_settings: Settings) -> None:
+async def test_both_brokers_report_their_cluster_id(broker_settings: Settings) -> None:
     assert await cluster_id(broker_settings)

@@ -23,15 +23,16 @@ def test_hangs(postgres_server, embedded_broker, server_room):
 
 @pytest.mark.parametrize("processes", ["0", "1"], ids=["alone", "one of several"])
 def test_killed_pytest_leaves_nothing(tmp_path: Path, processes: str) -> None:
-    """Also where the tests run in processes that it has started."""
+    """Also when the tests run in worker processes of pytest-xdist."""
     (tmp_path / "test_hangs.py").write_text(HANGING_TEST)
     options = ["-q", "-n", processes, "-p", "tests.conftest", "-p", "no:randomly", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(tmp_path)]
     found = tmp_path / "found"
-    with (tmp_path / "said").open("w+") as said, subprocess.Popen(command, stdout=said, stderr=said) as running:
-        eventually_sync(lambda: found.exists() or running.poll() is not None, 120.0, "the servers' start")
+    log = tmp_path / "log"
+    with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as running:
+        eventually_sync(lambda: found.exists() or running.poll() is not None, 120.0, "the servers to start")
         running.kill()
-    assert found.exists(), (tmp_path / "said").read_text()
+    assert found.exists(), log.read_text()
     directory, *pids = found.read_text().split()
-    eventually_sync(lambda: not any(started_at(int(pid)) for pid in pids), what="the servers' end")
-    eventually_sync(lambda: not Path(directory).exists(), what="the removal of their files")
+    eventually_sync(lambda: not any(started_at(int(pid)) for pid in pids), what="the servers to exit")
+    eventually_sync(lambda: not Path(directory).exists(), what="their files to be removed")

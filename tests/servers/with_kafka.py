@@ -1,4 +1,4 @@
-"""Run a command beside an Apache Kafka of its own, which LORAQ_KAFKA_BOOTSTRAP names and which ends with it.
+"""Run a command with a temporary Apache Kafka, which LORAQ_KAFKA_BOOTSTRAP names and which stops with the command.
 
 python -m tests.servers.with_kafka COMMAND …
 """
@@ -14,7 +14,7 @@ from tests.servers.kafka import ApacheKafka
 
 
 class FastKafka(ApacheKafka):
-    """As it runs in earnest: compiled in full, with the collector of its own start script."""
+    """Java as in production: full compilation, with the garbage collector of Kafka's start script."""
 
     machine = ("-XX:+UseG1GC",)
 
@@ -28,7 +28,7 @@ def main(command: list[str]) -> int:
         server.start()
         try:
             environment = {**os.environ, "LORAQ_KAFKA_BOOTSTRAP": server.bootstrap}
-            return subprocess.run(command, env=environment, check=False).returncode  # it is the caller's
+            return subprocess.run(command, env=environment, check=False).returncode  # the caller handles it
         finally:
             server.stop()
 

@@ -13,7 +13,7 @@ from engine.kernels.triton.linear import Linear
 from engine.kernels.triton.lora import Lora
 from engine.kernels.triton.plan import Plans
 from engine.kernels.triton.rope import Rope
-from engine.kernels.triton.second_stream import Beside
+from engine.kernels.triton.second_stream import SideStream
 from engine.kernels.triton.table import row_architecture
 from engine.kernels.types import AttentionBatch, KvCache, Limits, LoraBatch, PackedLinear
 
@@ -28,7 +28,7 @@ class TritonKernels:
     With `batch_invariant` the base product is a kernel of ours, and every kernel has one set of blocks for all steps: a
     token's result then depends on nothing but itself, its adapter and its keys and values.
 
-    With `beside`, the first half of the adapters' share is computed there while the base product is; no bits change.
+    With `second_stream`, the adapters' shrink runs there in parallel with the base product; no bits change.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class TritonKernels:
         capability: int | None = None,
         *,
         batch_invariant: bool = False,
-        beside: Beside | None = None,
+        second_stream: SideStream | None = None,
     ) -> None:
         accumulate_in_float32()
-        self._beside = beside
+        self._second_stream = second_stream
         architecture = row_architecture(device_architecture() if capability is None else capability)
         self.scratch = Scratch()
         self._plans = plans = Plans(runner)
@@ -89,11 +89,11 @@ class TritonKernels:
         product = self._lora.product(out, x, weight.out_features, lora, layer, projection)
         if product is None:
             self.linear(x, weight, out)
-        elif self._beside is not None and self._beside.is_open():
-            with self._beside.fork():
+        elif self._second_stream is not None and self._second_stream.is_open():
+            with self._second_stream.fork():
                 self._lora.shrink(product)
             self.linear(x, weight, out)
-            self._beside.join()
+            self._second_stream.join()
             self._lora.expand(product)
         else:
             self.linear(x, weight, out)

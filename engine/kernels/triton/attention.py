@@ -30,7 +30,7 @@ from engine.kernels.types import AttentionBatch, KvCache
 
 LOG2_E = math.log2(math.e)
 
-MOST_SPLIT_BYTES = 256 << 20
+MAX_SPLIT_BYTES = 256 << 20
 """Of the parts' outputs. Parts are there to occupy a device that few rows leave idle; where they would take more than
 this, there are rows enough, and one long context would ask for gigabytes (4.3 GB of 512 rows, 32 heads and 128k).
 """
@@ -245,7 +245,7 @@ class Attention:
 
     def _attend(self, step: _Step, lengths: Lengths, blocks: AttentionBlocks) -> None:
         num_tokens = min(len(step.q), lengths.most * len(step.batch.context_lens))
-        if num_tokens * _split_bytes(step, blocks) > MOST_SPLIT_BYTES:
+        if num_tokens * _split_bytes(step, blocks) > MAX_SPLIT_BYTES:
             blocks = ATTENTION["invariant", self._architecture]
         q, kv, batch, out = step.q, step.kv, step.batch, step.out
         group = step.num_heads // kv.num_kv_heads

@@ -27,8 +27,8 @@ class Lengths(NamedTuple):
     most: int
 
 
-MOST_ROWS = 2**31 - 1
-ANY, ONE, SEVERAL = Lengths(1, MOST_ROWS), Lengths(1, 1), Lengths(2, MOST_ROWS)
+MAX_ROWS = 2**31 - 1
+ANY, ONE, SEVERAL = Lengths(1, MAX_ROWS), Lengths(1, 1), Lengths(2, MAX_ROWS)
 
 
 @triton.jit(do_not_specialize=["num_segments", "capacity", "fewest", "most"])

@@ -1,4 +1,4 @@
-"""A second stream, for launches that are too small to fill a device and need nothing of what runs at the same time."""
+"""A second stream, for launches that are too small to fill a device and independent of what runs at the same time."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -7,39 +7,39 @@ from typing import Protocol
 import torch
 
 
-class Beside(Protocol):
-    """Where work can go beside the current stream's."""
+class SideStream(Protocol):
+    """A stream on which work can run in parallel with the current stream."""
 
     def is_open(self) -> bool:
-        """Whether it is worth it now."""
+        """Whether forking pays off now."""
 
     def fork(self) -> AbstractContextManager[None]:
-        """What is launched within starts after all work so far, and beside what the current stream is given next."""
+        """Launches in the block start after all earlier work and run in parallel with the current stream."""
 
     def join(self) -> None:
-        """What the current stream is given from now on starts after what was launched in the fork."""
+        """Later work of the current stream starts after the launches in the fork."""
 
 
 class SecondStream:
-    """Of the current device, in recorded steps alone: there a fork is an edge of the graph.
+    """A second stream of the current device, used only in recorded steps, where a fork is an edge of the graph.
 
-    Outside of them it is four calls for each product, which take the host longer than they save the device.
+    Outside of a graph, a fork costs four calls per product, which take the host longer than they save on the device.
     """
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()
 
     def is_open(self) -> bool:
-        """See `Beside.is_open`."""
+        """See `SideStream.is_open`."""
         return torch.cuda.is_current_stream_capturing()
 
     @contextmanager
     def fork(self) -> Iterator[None]:
-        """See `Beside.fork`."""
+        """See `SideStream.fork`."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             yield
 
     def join(self) -> None:
-        """See `Beside.join`."""
+        """See `SideStream.join`."""
         torch.cuda.current_stream().wait_stream(self._stream)

@@ -22,7 +22,7 @@ WIDE_INPUT = 2048
 KEY_BYTES = 256
 FLOAT32_BYTES = 4
 MIN_DOT = 16  # the least size of a side that a product on tensor cores takes
-MOST_FP16_TILES = 2
+MAX_FP16_TILES = 2
 COMBINED_PARTS = 16  # parts of a context that are read at once; 4096 positions have as many
 
 
@@ -53,7 +53,7 @@ class ExpandBlocks:
 
     def tiles_of(self, dtype: torch.dtype) -> int:
         """Column tiles of a block: fp16 is multiplied in tf32, whose wider operands would spill."""
-        return min(self.tiles_n, MOST_FP16_TILES) if dtype == torch.float16 else self.tiles_n
+        return min(self.tiles_n, MAX_FP16_TILES) if dtype == torch.float16 else self.tiles_n
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The random model is made in the type that it is used in."""
+"""The random model is created in its final dtype."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def test_weights_are_bf16_from_the_start_and_rotation_stays_in_float32(tmp_path:
     assert torch.get_default_dtype() == torch.float32
 
 
-def test_the_default_type_comes_back_when_making_fails() -> None:
+def test_the_default_dtype_is_restored_after_an_error() -> None:
     with pytest.raises(RuntimeError), default_dtype(torch.bfloat16):
         raise RuntimeError
     assert torch.get_default_dtype() == torch.float32

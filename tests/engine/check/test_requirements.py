@@ -1,4 +1,4 @@
-"""What a machine lacks is said in one sentence each, before anything is tried."""
+"""Missing requirements are reported in one sentence each, before anything runs."""
 
 import shutil
 import subprocess
@@ -11,29 +11,29 @@ from engine.check import requirements
 from engine.check.gpu import main
 
 
-def test_this_machine_has_all_that_is_asked_for() -> None:
+def test_this_machine_meets_the_requirements() -> None:
     assert requirements.missing_requirements() == []
 
 
-def test_it_needs_no_package_to_tell() -> None:
-    """With -S not even those that are installed."""
+def test_it_needs_no_packages() -> None:
+    """With -S, Python does not even find those that are installed."""
     done = subprocess.run([sys.executable, "-S", requirements.__file__], capture_output=True, text=True)
-    assert done.returncode == requirements.CANNOT
+    assert done.returncode == requirements.EXIT_MISSING
     assert "gpu-check: torch is not installed" in done.stderr
 
 
-def test_an_old_python_and_an_old_torch_are_named_with_what_is_needed() -> None:
+def test_an_old_python_and_an_old_torch_are_reported_with_the_required_version() -> None:
     [python] = requirements.missing_python((3, 10))
-    assert "Python 3.11 or newer is needed, this is 3.10" in python
+    assert "Python 3.11 or newer is required, this is 3.10" in python
     assert list(requirements.missing_python((3, 14))) == []
     [torch] = requirements.missing_torch("2.7.1+cu128")
-    assert "torch 2.8 or newer is needed, this is 2.7.1+cu128" in torch
+    assert "torch 2.8 or newer is required, this is 2.7.1+cu128" in torch
     assert "not installed" in next(requirements.missing_torch(None))
     for version in ("2.8.0a0+git", "2.13.0+cu130", "3.0"):
         assert list(requirements.missing_torch(version)) == []
 
 
-def test_what_is_not_installed_is_told_and_nothing_is_checked(
+def test_missing_packages_are_reported_and_nothing_is_checked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def nothing(*_: object) -> None:
@@ -46,9 +46,9 @@ def test_what_is_not_installed_is_told_and_nothing_is_checked(
     monkeypatch.setattr(requirements, "version", unknown)
     monkeypatch.setattr(shutil, "which", nothing)
     monkeypatch.delenv("CC", raising=False)
-    assert main([]) == requirements.CANNOT
+    assert main([]) == requirements.EXIT_MISSING
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(" is")[0] for line in lines] == [
+    assert [line.split(" is")[0].split(" was")[0] for line in lines] == [
         "gpu-check: torch",
         "gpu-check: triton",
         "gpu-check: no C compiler",

@@ -1,4 +1,4 @@
-"""What is timed of the engine, and what is not, on a tiny model with the CPU as the device."""
+"""What the speed measurements include and exclude, on a tiny model with the CPU as the device."""
 
 import gzip
 import json
@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from engine import CheckedAdapter, Engine, EngineConfig
-from engine.check.speed import Case, load_adapters, measure_case, measure_overlap, numbered, trace_arrival
+from engine.check.speed import Case, adapter_names, load_adapters, measure_case, measure_overlap, trace_arrival
 from engine.device import CpuDevice
 from engine.device.backend import Backend
 from engine.kernels import fallback, load_cpu_kernels
 from tests.builders import lora_adapter, tiny_llama
 
 pytestmark = pytest.mark.skipif(
-    load_cpu_kernels() is fallback and "CI" not in os.environ, reason="torch's own operators know no padded rows"
+    load_cpu_kernels() is fallback and "CI" not in os.environ, reason="the torch fallback does not support padding rows"
 )
 
 
@@ -25,11 +25,11 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     model = tiny_llama(root / "model")
     config = EngineConfig(model, dtype="float32", threads=1, tokens_per_page=8, pool_bytes=2**23, max_batch_size=6)
     engine = Engine(config, Backend(CpuDevice(), load_cpu_kernels(), is_remote=True))
-    load_adapters(engine, [lora_adapter(root / str(rank), model, rank=rank) for rank in (2, 4)], numbered(4))
+    load_adapters(engine, [lora_adapter(root / str(rank), model, rank=rank) for rank in (2, 4)], adapter_names(4))
     return engine
 
 
-def test_a_directory_is_checked_once_whatever_names_it_gets(
+def test_a_directory_is_checked_once_for_all_of_its_names(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, checks = lora_adapter(tmp_path / "a", engine.config.model_dir, rank=3), list[Path | str]()
@@ -44,15 +44,15 @@ def test_a_directory_is_checked_once_whatever_names_it_gets(
     assert {"x", "y", "z"} <= set(engine.adapters)
 
 
-def test_a_case_ends_with_an_engine_that_is_idle(engine: Engine) -> None:
+def test_a_case_leaves_the_engine_idle(engine: Engine) -> None:
     speed = measure_case(engine, Case(3, 2, 12), 4, lambda: None)
     assert speed.prefill_tokens_per_s > 0
     assert speed.decode_tokens_per_s > 0
     assert not engine.has_work
 
 
-def test_cold_adapters_come_from_the_host_tier_while_they_are_timed(engine: Engine) -> None:
-    """Each of them twice: from its file, which is not timed, and then without reading it again."""
+def test_timed_cold_adapters_load_from_the_host_tier(engine: Engine) -> None:
+    """Each loads twice: from its file, untimed, and then from the host tier."""
     before = engine.adapter_traffic.loads
     found = measure_overlap(engine, Case(3, 2, 12), ["2", "3"], 4, lambda: None)
     assert engine.adapter_traffic.loads > before
@@ -62,7 +62,7 @@ def test_cold_adapters_come_from_the_host_tier_while_they_are_timed(engine: Engi
     assert not engine.has_work
 
 
-def test_the_trace_is_of_steps_beside_a_transfer(engine: Engine, tmp_path: Path) -> None:
+def test_the_trace_contains_steps_during_a_transfer(engine: Engine, tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     trace_arrival(engine, Case(3, 2, 12), "3", lambda: None, path)
     with gzip.open(path, "rt") as lines:

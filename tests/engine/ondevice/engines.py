@@ -38,9 +38,9 @@ def backend_for(config: EngineConfig, run: Runner | None = None) -> Backend:
         return replace(backend, kernels=TritonKernels(run, batch_invariant=config.batch_invariant))
     if run is None:
         from tests.engine.kernels.triton.grid.watch import watched as run
-    beside = PretendedBeside() if config.lora_stream else None
-    start = on_pretended(run) if beside is None else beside.later(on_pretended(run))
-    kernels = TritonKernels(start, batch_invariant=config.batch_invariant, beside=beside)
+    second_stream = PretendedBeside() if config.lora_stream else None
+    start = on_pretended(run) if second_stream is None else second_stream.later(on_pretended(run))
+    kernels = TritonKernels(start, batch_invariant=config.batch_invariant, second_stream=second_stream)
     return Backend(PretendedGpu(), kernels, is_remote=True)
 
 

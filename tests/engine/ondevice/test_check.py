@@ -44,5 +44,5 @@ def test_every_measure_of_the_engine_is_made(tmp_path: Path) -> None:
     assert report.attempts.errors == {}
     assert len(report.rows) == 2
     assert report.invariant is not None
-    assert report.beside is not None
+    assert report.lora_stream is not None
     assert report.overlap is not None

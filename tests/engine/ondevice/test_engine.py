@@ -88,9 +88,9 @@ def test_recorded_decode_steps_repeat_what_eager_ones_compute(
         assert len(runner.graphs) == 1
     kernels = recorded._backend.kernels
     assert isinstance(kernels, TritonKernels)
-    assert (kernels._beside is not None) == lora_stream
-    if isinstance(kernels._beside, PretendedBeside):
-        assert kernels._beside.forks == FUSED_PRODUCTS
+    assert (kernels._second_stream is not None) == lora_stream
+    if isinstance(kernels._second_stream, PretendedBeside):
+        assert kernels._second_stream.forks == FUSED_PRODUCTS
 
 
 def test_a_step_waits_for_the_device_once(model_dir: Path, adapters: list[Path]) -> None:

@@ -24,7 +24,7 @@ from services.localstack.servers import Broker
 from services.process.settings import Settings
 from services.s3.store import open_store
 from tests.builders import tiny_llama
-from tests.waiting import PATIENCE_S, eventually_sync
+from tests.waiting import TIMEOUT_S, eventually_sync
 
 pytestmark = pytest.mark.slow
 
@@ -160,7 +160,7 @@ def test_ctrl_c_ends_a_stack_in_the_foreground(typed: Typed) -> None:
     with typed.staying() as process:
         pids = typed.server_pids()
         process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(TIMEOUT_S) == 0
     assert_nothing_runs(typed, pids)
 
 
@@ -169,7 +169,7 @@ def test_an_interrupted_up_leaves_nothing_running(typed: Typed, number: int) -> 
     with subprocess.Popen(typed.command("up"), cwd=typed.directory, stderr=subprocess.DEVNULL) as process:
         eventually_sync(typed.server_pids, what="the start of the servers")
         process.send_signal(number)
-        assert process.wait(PATIENCE_S) != 0
+        assert process.wait(TIMEOUT_S) != 0
     eventually_sync(lambda: processes_in(typed.directory) == [], what="the end of all")
 
 

@@ -16,7 +16,7 @@ from services.errors import ConfigError
 from services.process.lifecycle import Lifecycle, serve_health
 from services.process.settings import Settings
 from services.process.watchdog import LoopWatchdog
-from tests.waiting import PATIENCE_S, eventually, eventually_sync
+from tests.waiting import TIMEOUT_S, eventually, eventually_sync
 
 PROGRAM = """
 import asyncio, time
@@ -67,7 +67,7 @@ def test_a_signal_stops_it_with_status_0(tmp_path: Path) -> None:
     with program("await life.until_stopped()", tmp_path) as (process, log):
         wait_until_listening(tmp_path)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(TIMEOUT_S) == 0
         assert "action=process_stopped" in log.read_text()
 
 
@@ -77,7 +77,7 @@ def test_the_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         eventually_sync(lambda: "action=stopping" in log.read_text(), what="the first signal to be seen")
         process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_S) == 130
+        assert process.wait(TIMEOUT_S) == 130
 
 
 @pytest.mark.parametrize(
@@ -92,20 +92,20 @@ def test_the_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 )
 def test_a_failure_ends_it_with_status_1_and_its_reason(tmp_path: Path, body: str, reason: str) -> None:
     with program(body, tmp_path) as (process, log):
-        assert process.wait(PATIENCE_S) == 1
+        assert process.wait(TIMEOUT_S) == 1
         assert reason in log.read_text()
         assert "action=process_failed" in log.read_text()
 
 
 def test_what_we_raise_on_purpose_needs_no_traceback(tmp_path: Path) -> None:
     with program('raise ConfigError("LORAQ_POOL: nobody swims")', tmp_path) as (process, log):
-        process.wait(PATIENCE_S)
+        process.wait(TIMEOUT_S)
         assert "Traceback" not in log.read_text()
 
 
 def test_a_blocked_loop_ends_it_and_shows_where(tmp_path: Path) -> None:
     with program("time.sleep(600)", tmp_path) as (process, log):
-        assert process.wait(PATIENCE_S) == 1
+        assert process.wait(TIMEOUT_S) == 1
         assert "action=loop_blocked" in log.read_text()
         assert "in serve" in log.read_text()
 
@@ -117,10 +117,10 @@ def test_a_process_that_was_suspended_goes_on(tmp_path: Path) -> None:
         wait_until_listening(tmp_path)
         process.send_signal(signal.SIGSTOP)
         with program("time.sleep(600)", other) as (blocked, _):
-            assert blocked.wait(PATIENCE_S) == 1, "by now a watchdog's limit has passed"
+            assert blocked.wait(TIMEOUT_S) == 1, "by now a watchdog's limit has passed"
         process.send_signal(signal.SIGCONT)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(TIMEOUT_S) == 0
         assert "loop_blocked" not in log.read_text()
 
 
@@ -136,7 +136,7 @@ await life.until_stopped(grace_s=600)
     with program(body, tmp_path) as (process, log):
         wait_until_listening(tmp_path)
         process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(TIMEOUT_S) == 0
         assert "last words" in log.read_text()
 
 

@@ -122,11 +122,11 @@ def gpu_clock() -> Clock:
         return statistics.median(times)
 
     one = torch.empty(1, device="cuda")
-    seconds = less_the_start(replayed, one.zero_)
+    seconds = without_launch_time(replayed, one.zero_)
     return Clock(seconds, COPY_BYTES / seconds(lambda: target.copy_(source)))
 
 
-def less_the_start(timer: Timer, trivial: Callable[[], object]) -> Timer:
+def without_launch_time(timer: Timer, trivial: Callable[[], object]) -> Timer:
     """A timer that leaves out what starting a graph takes, which is as long as a small kernel: that of a trivial one.
 
     The trivial kernel's own time goes with it, a microsecond or so. Never less than events can tell apart.

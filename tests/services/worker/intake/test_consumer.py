@@ -15,7 +15,7 @@ from services.process.settings import Settings
 from services.worker.intake.consumer import JOINED_PER_JOB, Counts, JobConsumer, Listener
 from services.worker.jobs import Record
 from services.worker.offsets.ledger import Ledger, Partition, Place
-from tests.topics import make_anew
+from tests.topics import recreate_topic
 from tests.waiting import eventually
 
 
@@ -221,7 +221,7 @@ async def test_a_topic_that_is_made_anew_is_read_from_its_beginning(
             reader.ledger.finish(Place(place, offset))
         assert await reader.consumer.commit()
         await eventually(lambda: place.topic in reader.consumer._topics.names, what="the topic's id")
-        await make_anew(broker_settings, place.topic)
+        await recreate_topic(broker_settings, place.topic)
         await produce(broker_settings, place, 5)
         await eventually(lambda: place in reader.displaced, what="what is known of the old topic to be forgotten")
         await eventually(lambda: {0, 1, 2, 3, 4} == set(reader.offsets(place)[3:]), what="all of the new topic")

@@ -96,7 +96,7 @@ def test_decode_takes_the_context_whole_where_its_parts_would_take_too_much_memo
     num_bytes = len(case.batch.context_lens) * case.num_heads * num_parts * case.kv.head_dim * 4
     expected = attend(reference, case, q, FP32)
     for bound, launched in ((num_bytes, ["attend", "combine"]), (num_bytes - 1, ["attend"])):
-        monkeypatch.setattr(attention, "MOST_SPLIT_BYTES", bound)
+        monkeypatch.setattr(attention, "MAX_SPLIT_BYTES", bound)
         names.clear()
         assert error(attend(watching, case, q, dtype), expected) < TOLERANCE[dtype]
         assert [name for name in names if name != "list_items"] == prefill + launched

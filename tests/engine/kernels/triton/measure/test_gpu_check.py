@@ -8,7 +8,7 @@ import torch
 from engine.kernels import reference
 from engine.kernels.accuracy import TOLERANCE, error
 from engine.kernels.triton.measure.cost import LARGE_BYTES, SMALL_EXTRA_S
-from engine.kernels.triton.measure.gpu_check import RESOLUTION_S, Clock, less_the_start
+from engine.kernels.triton.measure.gpu_check import RESOLUTION_S, Clock, without_launch_time
 from engine.kernels.triton.measure.shapes import ModelShape
 from engine.kernels.triton.measure.workload import (
     Padded,
@@ -58,6 +58,6 @@ def test_what_starting_takes_is_not_counted() -> None:
         assert isinstance(took, float)
         return took
 
-    seconds = less_the_start(timer, lambda: 4e-6)
+    seconds = without_launch_time(timer, lambda: 4e-6)
     assert seconds(lambda: 10e-6) == pytest.approx(6e-6)
     assert seconds(lambda: 3e-6) == RESOLUTION_S
