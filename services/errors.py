@@ -4,7 +4,8 @@ ServiceError
 ├── RetryableError        the infrastructure's fault: the same call may work later
 └── PermanentError        the same call will fail again
     ├── ConfigError       a setting is missing or wrong; names it
-    │   └── MissingSettingError   it is missing
+    │   ├── MissingSettingError   it is missing
+    │   └── MissingTopicError     it names a topic that does not exist
     └── InputError        what a person or a record asked for is wrong; names the culprit and what to do
         └── JobError      fails one job, with its stable code
 """
@@ -30,6 +31,10 @@ class ConfigError(PermanentError):
 
 class MissingSettingError(ConfigError):
     """A setting that is needed is not set."""
+
+
+class MissingTopicError(ConfigError):
+    """A topic that the settings name does not exist."""
 
 
 class InputError(PermanentError):

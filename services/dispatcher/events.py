@@ -11,8 +11,9 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from services.dispatcher.outbox import EventRow, Outbox
 from services.dispatcher.wakeup import first_of
-from services.errors import ConfigError, PermanentError, RetryableError, ServiceError
+from services.errors import ConfigError, MissingTopicError, PermanentError, RetryableError, ServiceError
 from services.kafka import clients as kafka
+from services.kafka.reading import require_topics
 from services.process import telemetry
 from services.process.lifecycle import Health
 from services.process.settings import Settings
@@ -38,13 +39,20 @@ class EventLoop:
         """Send until `stop`. A producer that failed is replaced, because it may never recover.
 
         If Kafka refuses the connection, the process reports itself not ready until the operator fixes the settings;
-        webhooks are still sent.
+        webhooks are still sent. Raises MissingTopicError if Kafka has no events topic at the first connection:
+        the pool in the settings is probably mistyped, and a broker may create topics on first use.
         """
+        topic_exists = False
         while not stop.is_set():
             try:
+                if not topic_exists:
+                    await require_topics(self._settings, [self._topic])
+                    topic_exists = True
                 async with self._producer() as producer:
                     health.set("events", None)
                     await self._send_until(stop, producer)
+            except MissingTopicError:
+                raise
             except (RetryableError, ConfigError) as error:
                 health.set("events", str(error))
                 _log.warning("Events held up", action="events_held_up", reason=str(error))

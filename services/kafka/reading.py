@@ -9,7 +9,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import for_code
 
-from services.errors import ConfigError, InputError, RetryableError
+from services.errors import InputError, MissingTopicError, RetryableError
 from services.kafka import clients as kafka
 from services.kafka import header_names
 from services.process.settings import Settings
@@ -34,10 +34,10 @@ async def partitions_of(settings: Settings, topic: str) -> list[int]:
 
 
 async def require_topics(settings: Settings, topics: Collection[str]) -> None:
-    """Raise ConfigError naming the topics that are not there: a consumer would wait for them, or a broker make them."""
+    """Raise MissingTopicError naming the topics that do not exist: clients wait for them, brokers may create them."""
     async with kafka.admin(settings) as admin:
         if missing := sorted(set(topics) - set(await admin.list_topics())):
-            raise ConfigError(
+            raise MissingTopicError(
                 f"there is no topic {' and no '.join(missing)} on {settings.kafka_bootstrap}; make them with `loraq"
                 f" topics`, let this user describe them, or correct LORAQ_POOL={settings.pool} or"
                 f" LORAQ_TOPIC_PREFIX={settings.topic_prefix}"

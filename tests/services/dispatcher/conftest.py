@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from services.dispatcher.app import serve
+from services.kafka.clients import ensure_topics
 from services.postgres.pool import Pool, open_pool
 from services.process.lifecycle import Lifecycle
 from services.process.settings import Settings
@@ -66,6 +67,7 @@ class World:
 
 @asynccontextmanager
 async def make_world(settings: Settings) -> AsyncIterator[World]:
+    await ensure_topics(settings)
     async with open_pool(settings) as database:
         world = World(settings, database, new_webhook_secret())
         await world.add_tenant(TENANT, world.secret)

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from aiokafka import AIOKafkaConsumer
 
-from services.kafka.clients import client_options, ensure_topics
+from services.kafka.clients import client_options
 from services.process.settings import Settings
 from services.webhooks.receiver import WebhookReceiver
 from tests.services.dispatcher.conftest import BODY, World, dispatching, make_world, quick
@@ -55,7 +55,6 @@ async def done(world: World, count: int) -> None:
 
 async def test_events_are_keyed_by_job_and_carry_their_trace(broker_settings: Settings) -> None:
     settings = quick(broker_settings)
-    await ensure_topics(settings)
     async with make_world(settings) as world, dispatching(settings), consuming(settings) as consumer:
         first = await world.add("event", traceparent=TRACEPARENT)
         others = [await world.add("event", body=json.dumps({"number": number})) for number in range(20)]
@@ -71,7 +70,6 @@ async def test_events_are_keyed_by_job_and_carry_their_trace(broker_settings: Se
 
 
 async def test_an_event_that_the_broker_rejects_ends_and_delays_no_other(world: World) -> None:
-    await ensure_topics(world.settings)
     async with dispatching(world.settings), consuming(world.settings) as consumer:
         too_large = await world.add("event", body="x" * 2_000_000)
         await world.add("event")
@@ -92,7 +90,6 @@ async def test_webhooks_continue_during_a_broker_outage_and_events_follow_after_
         await receiver.wait_for(1)
         await eventually(lambda: "127.0.0.1:1" in life.health.reasons.get("events", ""), what="the reason")
     assert await world.state(event_id) == "pending"
-    await ensure_topics(world.settings)
     async with dispatching(world.settings) as life:
         await done(world, 1)
         assert life.health.ready is None

@@ -2,7 +2,7 @@
 
 from pydantic import SecretStr
 
-from services.kafka.clients import ensure_topics
+from services.kafka import clients as kafka
 from services.tenants.secrets import new_secret_key
 from services.webhooks.receiver import WebhookReceiver
 from tests.processes import loraq, spawn
@@ -11,7 +11,6 @@ from tests.waiting import eventually
 
 
 async def test_it_runs_until_sigterm_and_resumes_after_a_kill(world: World) -> None:
-    await ensure_topics(world.settings)
     async with WebhookReceiver(world.secret) as receiver:
         with spawn(["dispatcher"], world.settings) as process:
             first = await world.add_webhook(receiver.url)
@@ -44,3 +43,15 @@ async def test_a_secret_key_that_does_not_match_the_stored_secrets_is_reported_a
     assert ended.returncode == 1
     assert "LORAQ_SECRET_KEY is another one than the tenants' secrets were sealed with" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+async def test_a_mistyped_pool_ends_the_process_and_creates_no_topic(world: World) -> None:
+    mistyped = world.settings.model_copy(update={"pool": "defualt"})
+    ended = loraq("dispatcher", settings=mistyped)
+    assert ended.returncode == 1
+    topic = f"{world.settings.topic_prefix}.defualt.events"
+    assert f"there is no topic {topic} on" in ended.stderr
+    assert "correct LORAQ_POOL=defualt" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    async with kafka.admin(world.settings) as admin:
+        assert topic not in await admin.list_topics()

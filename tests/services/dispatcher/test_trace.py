@@ -2,7 +2,6 @@
 
 from opentelemetry.trace import SpanKind, StatusCode
 
-from services.kafka.clients import ensure_topics
 from services.process import telemetry
 from services.webhooks.receiver import WebhookReceiver
 from tests.services.dispatcher.conftest import World, dispatching
@@ -11,7 +10,6 @@ from tests.waiting import eventually
 
 
 async def test_the_producers_trace_continues_in_webhook_and_event(world: World) -> None:
-    await ensure_topics(world.settings)
     topic = telemetry.send_span_name(world.settings.events_topic)
     with recorded_spans() as spans:
         with telemetry.tracer().start_as_current_span(telemetry.SPAN_CREATE_JOB) as creating:

@@ -11,6 +11,7 @@ from prometheus_client import REGISTRY
 
 from services.dispatcher.outbox import Outbox
 from services.dispatcher.slots import Capacity
+from services.kafka.clients import ensure_topics
 from services.tenants.secrets import new_webhook_secret
 from services.webhooks.outcome import Delivered, Failed, Retry
 from services.webhooks.receiver import ReceivedWebhook, WebhookReceiver
@@ -256,6 +257,7 @@ async def test_a_write_under_an_expired_claim_changes_nothing(world: World) -> N
 
 async def test_rows_of_another_pool_are_ignored(world: World) -> None:
     elsewhere = world.settings.model_copy(update={"pool": "elsewhere"})
+    await ensure_topics(elsewhere)
     async with WebhookReceiver(world.secret) as receiver, dispatching(elsewhere):
         foreign = await world.add_webhook(receiver.url)
         await world.database.execute("update loraq.outbox set pool = 'elsewhere' where event_id <> $1", foreign)
