@@ -10,9 +10,9 @@ import click
 
 from schemas.common import Lane
 from services.cli.output import json_option, print_fields, print_json, print_rows, visible
-from services.dlq.choice import Choice
+from services.dlq.dead_letters import Letter, LetterPlace
 from services.dlq.edits import Edit
-from services.dlq.letters import Letter, LetterPlace
+from services.dlq.filters import Choice
 from services.dlq.options import assignment, choice_of, filters, place
 from services.errors import InputError
 from services.process.settings import Settings, load_settings

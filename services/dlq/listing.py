@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from services.dlq.choice import Choice
-from services.dlq.letters import Letter, LetterPlace, letter_of
+from services.dlq.dead_letters import Letter, LetterPlace, letter_of
+from services.dlq.filters import Choice
 from services.dlq.marks import Mark, Marks
 from services.errors import RetryableError
 from services.kafka import clients as kafka

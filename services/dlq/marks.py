@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from services.dlq.letters import Letter, LetterPlace
+from services.dlq.dead_letters import Letter, LetterPlace
 from services.postgres.pool import Connection
 
 KEEP = "90 days"

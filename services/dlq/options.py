@@ -7,8 +7,8 @@ import click
 
 from schemas.common import ErrorCode
 from services.cli.output import when
-from services.dlq.choice import Choice
-from services.dlq.letters import LetterPlace
+from services.dlq.dead_letters import LetterPlace
+from services.dlq.filters import Choice
 from services.parsing.assignments import name_and_value
 from services.parsing.validation import shown
 

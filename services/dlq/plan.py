@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 from schemas.common import ErrorCode
 from services.client.signing import SIGNATURE_HEADER, signature
+from services.dlq.dead_letters import Letter
 from services.dlq.edits import Edit, why_invalid
-from services.dlq.letters import Letter
 from services.errors import InputError
 from services.kafka import headers as names
 from services.kafka.headers import Origin, RawHeaders

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from schemas.common import Lane
-from services.dlq.choice import Choice
+from services.dlq.dead_letters import Letter, letter_of
 from services.dlq.edits import Edit
-from services.dlq.letters import Letter, letter_of
+from services.dlq.filters import Choice
 from services.dlq.marks import Mark, Marks
 from services.dlq.plan import Order, Refuse, Send, plan
 from services.errors import InputError

@@ -11,7 +11,7 @@ from services.client.identifiers import uuid7
 from services.client.producer import JobProducer, Receipt
 from services.client.signing import SIGNATURE_HEADER
 from services.errors import InputError
-from services.jobs.finding import Found, Wanted, find_record
+from services.jobs.record_lookup import Found, Wanted, find_record
 from services.kafka import headers as names
 from services.postgres.pool import Connection, Pool, open_pool, transaction
 from services.process.settings import Settings

@@ -17,7 +17,7 @@ from services.adapters.versions import nearest
 from services.cli.output import print_json, print_rows
 from services.client.producer import MAX_IN_FLIGHT, JobProducer, Receipt
 from services.errors import InputError
-from services.jobs.refusals import Refusals
+from services.jobs.dead_letters import Refusals
 from services.jobs.rows import Listener, require_own, wait_for
 from services.postgres.pool import open_pool, transaction
 from services.process.settings import Settings

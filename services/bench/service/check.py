@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from services.bench.service.place import Place
+from services.bench.service.bench_pool import Place
 from services.bench.service.processes import cost_of, name_of
 from services.postgres.pool import translated
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from services.bench.service.place import Place
+from services.bench.service.bench_pool import Place
 
 CHANNEL = "loraq_outbox"
 

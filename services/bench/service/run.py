@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from services.bench.service.bench_pool import Place, open_place
 from services.bench.service.check import Row, Verdict, database_cpu_s, progress, terminal_rows, verdict
 from services.bench.service.latency import Watcher, first_seen_ns, percentile
-from services.bench.service.place import Place, open_place
 from services.bench.service.plan import Plan
 from services.bench.service.processes import Cost, WorkerProcess, machine_cpu_s, run_module, running_worker
 from services.bench.service.report import ServiceReport

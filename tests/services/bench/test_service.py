@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from schemas.job import JobRequest
 from services.bench import commands
+from services.bench.service.bench_pool import open_place
 from services.bench.service.check import Row, terminal_rows, verdict
 from services.bench.service.latency import Snapshot, first_seen_ns, percentile, snapshot
-from services.bench.service.place import open_place
 from services.bench.service.plan import Plan
 from services.client.identifiers import uuid7
 from services.errors import InputError

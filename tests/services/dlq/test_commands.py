@@ -13,8 +13,8 @@ from pydantic import SecretStr
 
 from schemas.common import ErrorCode, Lane
 from services.client.signing import SIGNATURE_HEADER, signature
-from services.dlq.choice import Choice
 from services.dlq.edits import Edit
+from services.dlq.filters import Choice
 from services.dlq.listing import newest
 from services.dlq.replay import Wish, replay
 from services.kafka import headers as names
@@ -27,7 +27,7 @@ from services.worker.offsets.ledger import Partition, Place
 from tests.integration.workers import running_worker
 from tests.integration.world import TENANT, World, job_request, open_world
 from tests.processes import loraq
-from tests.services.dlq.letters import request
+from tests.services.dlq.dead_letters import request
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ def lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-async def test_letters_are_looked_at_mended_and_sent_back_once(settings: Settings) -> None:
+async def test_dead_letters_are_looked_at_mended_and_sent_back_once(settings: Settings) -> None:
     async with open_world(settings) as world, running_worker(settings):
         await world.send(b"\xff", key=b"acme/tone", headers=[("mine", b"kept")])
         await world.send(json.dumps(job_request(sampling=TYPO)).encode(), lane=Lane.BATCH)
@@ -127,7 +127,7 @@ async def a_field_is_mended(settings: Settings, world: World) -> None:
     await eventually(served, what="the mended job's row")
 
 
-async def test_letters_are_read_and_sent_back_on_both_brokers(broker_settings: Settings) -> None:
+async def test_dead_letters_are_read_and_sent_back_on_both_brokers(broker_settings: Settings) -> None:
     settings = broker_settings
     wish = Wish(Choice(), Edit(), None, limit=2, force=True, sign=False, again=False, dry_run=False)
     async with open_world(settings) as world:

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from schemas.common import ErrorCode
 from services.client.signing import SIGNATURE_HEADER, signature
+from services.dlq.dead_letters import Letter
 from services.dlq.edits import Edit
-from services.dlq.letters import Letter
 from services.dlq.plan import Order, Refuse, Send, plan
 from services.kafka.headers import Origin
 from services.tenants.tenants import ProducerKeys
-from tests.services.dlq.letters import TOPIC, Message, letter_of, put_aside, request
+from tests.services.dlq.dead_letters import TOPIC, Message, letter_of, put_aside, request
 
 ORDER = Order(topics={TOPIC: 3, "loraq.default.jobs.batch": 3})
 HEADERS = st.lists(

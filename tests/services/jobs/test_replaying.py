@@ -12,7 +12,7 @@ from schemas.common import Lane
 from services.client.identifiers import uuid7
 from services.client.signing import SIGNATURE_HEADER, signature
 from services.errors import InputError
-from services.jobs.finding import Wanted, find_record
+from services.jobs.record_lookup import Wanted, find_record
 from services.jobs.replaying import Wish, replay_job
 from services.process.settings import Settings
 from tests.integration.workers import FAULTY_ENGINE, running_worker

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.common import ErrorCode, Lane
-from services.dlq.letters import Letter, letter_of
+from services.dlq.dead_letters import Letter, letter_of
 from services.kafka.headers import RawHeaders
 from services.worker.intake.dead_letters import dead_letter
 from services.worker.jobs import Record, Rejection

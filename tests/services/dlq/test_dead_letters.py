@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.common import ErrorCode, Lane
-from services.dlq.letters import LetterPlace, letter_of
+from services.dlq.dead_letters import LetterPlace, letter_of
 from services.kafka.headers import Origin
 from services.parsing.validation import said_by
 from services.worker.intake.dead_letters import dead_letter
 from services.worker.jobs import Record, Rejection
 from services.worker.offsets.ledger import Partition, Place
-from tests.services.dlq.letters import TOPIC, Message, put_aside, request
+from tests.services.dlq.dead_letters import TOPIC, Message, put_aside, request
 
 RECORD = Record(Place(Partition(TOPIC, 1), 7), Lane.STANDARD, b"k", b"v", (), 0)
 NAMES = st.sampled_from(["mine", "loraq-error-code", "loraq-source-topic", "loraq-origin", "traceparent", ""])

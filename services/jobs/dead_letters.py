@@ -8,7 +8,7 @@ from uuid import UUID
 import click
 
 from services.client.producer import Receipt
-from services.dlq.letters import letter_of
+from services.dlq.dead_letters import letter_of
 from services.errors import ServiceError
 from services.kafka.reading import scan
 from services.process.settings import Settings

@@ -6,10 +6,10 @@ import click
 import pytest
 
 from services.cli.output import when
-from services.dlq.choice import Choice
-from services.dlq.letters import LetterPlace
+from services.dlq.dead_letters import LetterPlace
+from services.dlq.filters import Choice
 from services.dlq.options import assignment, place
-from tests.services.dlq.letters import TOPIC, put_aside, request
+from tests.services.dlq.dead_letters import TOPIC, put_aside, request
 
 LETTER = put_aside(request(adapter="tone@3"))
 AT = LETTER.put_aside_at

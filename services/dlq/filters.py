@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from services.dlq.letters import Letter, LetterPlace
+from services.dlq.dead_letters import Letter, LetterPlace
 
 
 @dataclass(frozen=True, slots=True)
