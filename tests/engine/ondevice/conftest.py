@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from tests.engine.ondevice.pretended import PretendedCuda
+from tests.engine.ondevice.fake_gpu import PretendedCuda
 
 if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
     collect_ignore_glob = ["test_*.py"]

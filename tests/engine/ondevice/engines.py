@@ -13,7 +13,7 @@ from engine import Engine, EngineConfig, Output, Request, SamplingParams
 from engine.device.backend import Backend, open_backend
 from engine.kernels.triton import TritonKernels, launch
 from engine.kernels.triton.launch import Launch, Runner
-from tests.engine.ondevice.pretended import HostWaits, PretendedBeside, PretendedGpu, on_pretended
+from tests.engine.ondevice.fake_gpu import HostWaits, PretendedBeside, PretendedGpu, on_pretended
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 

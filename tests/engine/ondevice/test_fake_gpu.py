@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.engine.ondevice.engines import INTERPRETED, waits_raise
-from tests.engine.ondevice.pretended import OnGpu, PretendedGpu
+from tests.engine.ondevice.fake_gpu import OnGpu, PretendedGpu
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="where there is a GPU nothing is pretended")
 
