@@ -1,7 +1,6 @@
-"""The multi-LoRA engine: torch, triton, safetensors, tokenizers, jinja2 and numpy only.
+"""The multi-LoRA engine. Depends only on torch, triton, safetensors, tokenizers, jinja2 and numpy.
 
-This module is the public surface. Importing it does not import torch; `Engine` and `CheckedAdapter` do, when they are
-first used.
+This module is the public API. Importing it does not import torch; the first use of `Engine` or `CheckedAdapter` does.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -56,7 +55,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch only when it is asked for (PEP 562)."""
+    """Import names that need torch on first use (PEP 562)."""
     if name == "Engine":
         from engine.engine import Engine
 

@@ -1,4 +1,4 @@
-"""EngineConfig: every size and switch of one engine, checked once."""
+"""EngineConfig: the settings of one engine, validated on construction."""
 
 import os
 import re
@@ -16,17 +16,17 @@ DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Frozen; raises ConfigurationError naming the first bad field.
+    """Settings of an engine. Frozen; raises ConfigurationError naming the first invalid field.
 
-    `pool_bytes` is the one pool of pages that KV and adapters share. `max_batch_size` is sequences per step,
-    `max_batch_tokens` the tokens that one step computes. `threads` 0 is one per core. `tokens_per_page` is the least
-    length of a KV page: it is filled up to whole adapter tiles. With `prefix_cache` computed KV blocks are kept while
-    there is room, and used by whoever of the same tenant has the same adapter and the same beginning.
+    `pool_bytes` is the size of the page pool that KV and adapters share. `max_batch_size` limits the sequences and
+    `max_batch_tokens` the tokens computed in one step. `threads` 0 is one per core. `tokens_per_page` is the minimum
+    length of a KV page, which is rounded up to whole adapter tiles. With `prefix_cache`, computed KV blocks are kept
+    while there is room and reused by requests of the same tenant with the same adapter and the same prefix.
 
-    `device` is "cpu", "cuda" or "cuda:1". The rest matters on CUDA alone: `host_bytes` is page-locked memory in which
-    adapters wait for their way to the device; with `graphs` a decode step is one recorded graph; with `batch_invariant`
-    a request's tokens are the same in every batch there too, which costs speed; with `lora_stream` recorded steps
-    compute part of the adapters' products beside the base model's, which changes no token.
+    `device` is "cpu", "cuda" or "cuda:N". The remaining fields apply to CUDA only. `host_bytes` is the size of the host
+    tier: page-locked memory that caches adapters. `graphs` records decode steps as CUDA graphs. `batch_invariant` makes
+    a request's tokens independent of the batch, as on the CPU, at a cost in speed. `lora_stream` computes part of the
+    LoRA products of recorded steps in parallel with the base model's; it changes no token.
     """
 
     model: Path | str
@@ -55,15 +55,16 @@ class EngineConfig:
             raise ConfigurationError(f"threads is {self.threads}; it must be 0 (one per core) or more")
         if self.max_batch_tokens < self.max_batch_size:
             raise ConfigurationError(
-                f"max_batch_tokens is {self.max_batch_tokens}, less than max_batch_size, {self.max_batch_size}"
+                f"max_batch_tokens is {self.max_batch_tokens}; "
+                f"it must be at least max_batch_size, {self.max_batch_size}"
             )
 
     @property
     def model_dir(self) -> Path:
-        """The base model's Hugging Face directory."""
+        """The base model's directory, in Hugging Face format."""
         return Path(self.model)
 
     @property
     def num_threads(self) -> int:
-        """CPU threads to compute with."""
+        """Number of CPU threads for computation."""
         return self.threads or len(os.sched_getaffinity(0))

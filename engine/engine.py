@@ -124,7 +124,7 @@ class Engine:
         """
         key = AdapterName(name)
         if self._admit(key, self.check_adapter(peft_dir)):
-            self._adapters.fill(key)
+            self._adapters.load_now(key)
         return self._adapters[key].info
 
     def check_adapter(self, peft_dir: Path | str) -> CheckedAdapter:
@@ -149,7 +149,7 @@ class Engine:
         """Register a checked adapter; False if the name already has this content."""
         present = self._adapters.get(name)
         if present is not None and present.info.digest == checked.info.digest:
-            self._adapters.move(name, checked)
+            self._adapters.set_source(name, checked)
             return False
         self._make_idle(name)
         self._adapters.add(name, checked)
@@ -187,7 +187,7 @@ class Engine:
         No other method may be called afterwards. Memory is freed with the last reference to the engine.
         """
         self._reader.close()
-        self._backend.device.finish()
+        self._backend.device.synchronize()
         self._runner.close()
 
     def _make_idle(self, name: AdapterName) -> None:
@@ -269,7 +269,7 @@ class Engine:
         """The slices to compute; starts the adapter loads that the scheduler asks for."""
         plan = self._scheduler.plan()
         for name in plan.loads:
-            self._adapters.start(name)
+            self._adapters.start_load(name)
         return plan.slices
 
     def _receive(self) -> list[Output]:

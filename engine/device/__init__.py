@@ -1,4 +1,4 @@
-"""Where the engine computes: memory, streams of work, events between them, recorded work that is played again."""
+"""The devices the engine computes on: memory, streams, events and recorded graphs."""
 
 from engine.device.cpu import CpuDevice
 from engine.device.types import Device, Event, Stream
@@ -7,7 +7,7 @@ __all__ = ["CpuDevice", "Device", "Event", "Stream", "open_device"]
 
 
 def open_device(name: str) -> Device:
-    """The device of a name, "cpu", "cuda" or "cuda:1"; raises ConfigurationError where torch does not see it."""
+    """Open the device "cpu", "cuda" or "cuda:N"; raises ConfigurationError if torch does not find it."""
     if name.partition(":")[0] == "cpu":
         return CpuDevice()
     from engine.device.cuda import CudaDevice

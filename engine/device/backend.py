@@ -1,4 +1,4 @@
-"""What an engine computes with: a device, the operators for it, and whether they can read the host's memory."""
+"""A backend: a device and the kernels that run on it."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from engine.kernels import Kernels, fallback, load_cpu_kernels, load_kernels
 
 @dataclass(frozen=True)
 class Backend:
-    """`is_remote`: the operators read the device's memory alone, so that all a step needs is copied there first."""
+    """A device and its kernels. `is_remote`: the kernels read device memory only, so steps copy their inputs there."""
 
     device: Device
     kernels: Kernels
@@ -19,10 +19,10 @@ class Backend:
 
 
 def open_backend(config: EngineConfig) -> Backend:
-    """The backend of a configuration's device; raises ConfigurationError where torch does not see it."""
+    """Open the backend of the configured device; raises ConfigurationError if torch does not find it."""
     device = open_device(config.device)
     if isinstance(device, CpuDevice):
-        # float16 has no C++ kernels: torch computes it.
+        # The C++ kernels do not support float16.
         kernels = fallback if config.dtype == "float16" else load_cpu_kernels()
         return Backend(device, kernels, is_remote=False)
     kernels = load_kernels("cuda", batch_invariant=config.batch_invariant, lora_stream=config.lora_stream)
@@ -30,6 +30,6 @@ def open_backend(config: EngineConfig) -> Backend:
 
 
 def torch_dtype(config: EngineConfig) -> torch.dtype:
-    """The dtype by torch's name."""
+    """The configured dtype as a torch dtype."""
     dtype: torch.dtype = getattr(torch, config.dtype)
     return dtype

@@ -1,4 +1,4 @@
-"""The CPU as a device: whatever is asked for has been done when the call returns."""
+"""The CPU as a device. All work is synchronous."""
 
 from collections.abc import Callable
 
@@ -9,8 +9,8 @@ from engine.device.types import Event
 from engine.kernels.memory import huge_zeros
 
 
-class Done:
-    """An event that has happened."""
+class CompletedEvent:
+    """An event that is always complete."""
 
     def is_done(self) -> bool:
         """See `Event.is_done`."""
@@ -20,8 +20,8 @@ class Done:
         """See `Event.wait`."""
 
 
-class Immediate:
-    """A stream whose work is done by the caller's thread."""
+class SynchronousStream:
+    """A stream that runs its work in the calling thread."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """See `Stream.copy`."""
@@ -31,21 +31,21 @@ class Immediate:
         """See `Stream.scatter`."""
         target.index_copy_(0, index, source)
 
-    def mark(self) -> Event:
-        """See `Stream.mark`."""
-        return Done()
+    def record_event(self) -> Event:
+        """See `Stream.record_event`."""
+        return CompletedEvent()
 
-    def follow(self, event: Event) -> None:
-        """See `Stream.follow`."""
+    def wait_for(self, event: Event) -> None:
+        """See `Stream.wait_for`."""
         event.wait()
 
 
 class CpuDevice:
-    """Memory of this process; both streams are the calling thread, and recorded work is simply done again."""
+    """Uses the process's own memory; both streams run in the calling thread, and a replay repeats the work."""
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
-        self.compute = self.transfers = Immediate()
+        self.compute = self.transfers = SynchronousStream()
 
     def zeros(self, num_bytes: int) -> Tensor:
         """See `Device.zeros`."""
@@ -60,8 +60,8 @@ class CpuDevice:
         work()
         return work
 
-    def forget_recordings(self) -> None:
-        """See `Device.forget_recordings`: there is no memory of theirs."""
+    def discard_recordings(self) -> None:
+        """See `Device.discard_recordings`: recordings own no memory."""
 
-    def finish(self) -> None:
-        """See `Device.finish`."""
+    def synchronize(self) -> None:
+        """See `Device.synchronize`."""

@@ -1,4 +1,4 @@
-"""A CUDA GPU: two streams, page-locked host memory, captured graphs."""
+"""A CUDA GPU: two streams, page-locked host memory and CUDA graphs."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from engine.errors import ConfigurationError
 
 
 class CudaEvent:
-    """An event that only orders work: it takes no time stamp."""
+    """An event without timing, used for ordering only."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.event = torch.cuda.Event()
@@ -26,13 +26,13 @@ class CudaEvent:
 
 
 class CudaStream:
-    """One of the device's streams."""
+    """A CUDA stream."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """See `Stream.copy`: cudaMemcpyAsync, as the host's side is page-locked."""
+        """See `Stream.copy`: asynchronous, because the host memory is page-locked."""
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
 
@@ -41,30 +41,30 @@ class CudaStream:
         with torch.cuda.stream(self._stream):
             target.index_copy_(0, index, source)
 
-    def mark(self) -> Event:
-        """See `Stream.mark`."""
+    def record_event(self) -> Event:
+        """See `Stream.record_event`."""
         return CudaEvent(self._stream)
 
-    def follow(self, event: Event) -> None:
-        """See `Stream.follow`."""
+    def wait_for(self, event: Event) -> None:
+        """See `Stream.wait_for`."""
         assert isinstance(event, CudaEvent)
         self._stream.wait_event(event.event)
 
 
 class CudaDevice:
-    """One GPU, which becomes the thread's current device: its kernels go to the current stream, `compute`."""
+    """One GPU. It becomes the thread's current device; kernels are launched on its current stream, `compute`."""
 
     def __init__(self, name: str) -> None:
         if not torch.cuda.is_available():
-            raise ConfigurationError(f"device is {name!r}, but torch sees no CUDA device here; set it to 'cpu'")
+            raise ConfigurationError(f"device is {name!r}, but torch finds no CUDA device; set it to 'cpu'")
         where = torch.device(name)
         self.torch_device = torch.device("cuda", torch.cuda.current_device() if where.index is None else where.index)
         if self.torch_device.index >= torch.cuda.device_count():
-            raise ConfigurationError(f"device is {name!r}, but there are {torch.cuda.device_count()} CUDA devices here")
+            raise ConfigurationError(f"device is {name!r}, but torch finds {torch.cuda.device_count()} CUDA device(s)")
         torch.cuda.set_device(self.torch_device)
         self.compute = CudaStream(torch.cuda.current_stream())
         self.transfers = CudaStream(torch.cuda.Stream())
-        # Not torch's one for all captures: a graph that ends clears the cuBLAS workspaces of all graphs of its stream.
+        # Not torch's shared capture stream: destroying a graph clears the cuBLAS workspaces of all its stream's graphs.
         self._capturing = torch.cuda.Stream()
         self._graph_memory = torch.cuda.graph_pool_handle()
 
@@ -77,9 +77,9 @@ class CudaDevice:
         return torch.zeros(max(num_bytes, 1), dtype=torch.uint8, pin_memory=True)[:num_bytes]
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """See `Device.record`: a CUDA graph. The first call is for real: it compiles and sizes what the second uses.
+        """See `Device.record`: a CUDA graph. The work runs once eagerly, to compile and allocate, and is then captured.
 
-        What fails in the second is raised; the memory of a capture that failed is not used for another.
+        If the capture fails, its memory pool is not used again.
         """
         work()
         graph = torch.cuda.CUDAGraph()
@@ -88,14 +88,14 @@ class CudaDevice:
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 work()
         except BaseException:
-            self.forget_recordings()
+            self.discard_recordings()
             raise
         return graph.replay
 
-    def forget_recordings(self) -> None:
-        """See `Device.forget_recordings`: torch refuses to capture into a pool that no graph uses any more."""
+    def discard_recordings(self) -> None:
+        """See `Device.discard_recordings`: torch refuses to capture into a pool that no graph uses any longer."""
         self._graph_memory = torch.cuda.graph_pool_handle()
 
-    def finish(self) -> None:
-        """See `Device.finish`."""
+    def synchronize(self) -> None:
+        """See `Device.synchronize`."""
         torch.cuda.synchronize(self.torch_device)

@@ -1,4 +1,4 @@
-"""The seam between the engine and what it computes on; the engine knows of CUDA what stands here."""
+"""The device interface. Outside the kernels, the engine uses CUDA only through these protocols."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -11,52 +11,52 @@ class Event(Protocol):
     """A point in a stream's work."""
 
     def is_done(self) -> bool:
-        """True once all work before it has been done; never waits."""
+        """True once all work before the event is done; never blocks."""
 
     def wait(self) -> None:
-        """Hold the calling thread until then."""
+        """Block the calling thread until all work before the event is done."""
 
 
 class Stream(Protocol):
-    """Work that a device does in order, while the caller goes on."""
+    """Work that a device executes in order, asynchronously to the caller."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """target = source; host memory is of `Device.host`, and stays as it is until an event says that it was read."""
+        """target = source. Host memory must come from `Device.host` and not be modified before the copy's event."""
 
     def scatter(self, target: Tensor, index: Tensor, source: Tensor) -> None:
-        """target[index[i]] = source[i] along the first dimension; all on the device, index is int64."""
+        """target[index[i]] = source[i] along the first dimension; all tensors are on the device, index is int64."""
 
-    def mark(self) -> Event:
-        """An event after all work so far."""
+    def record_event(self) -> Event:
+        """Return an event after all work submitted so far."""
 
-    def follow(self, event: Event) -> None:
-        """What is given from now on starts after the event; the caller does not wait."""
+    def wait_for(self, event: Event) -> None:
+        """Make work submitted from now on wait for the event, without blocking the caller."""
 
 
 class Device(Protocol):
-    """A place with memory and two streams: `compute` for steps, `transfers` for adapters on their way."""
+    """A device with memory and two streams: `compute` for steps and `transfers` for loading adapters."""
 
     torch_device: torch.device
 
     @property
     def compute(self) -> Stream:
-        """Where steps run."""
+        """The stream that runs steps."""
 
     @property
     def transfers(self) -> Stream:
-        """Where adapters come in."""
+        """The stream that loads adapters."""
 
     def zeros(self, num_bytes: int) -> Tensor:
-        """uint8 [num_bytes] of the device's memory, zero."""
+        """Allocate zeroed device memory: uint8 [num_bytes]."""
 
     def host(self, num_bytes: int) -> Tensor:
-        """uint8 [num_bytes] of host memory that the device copies from and to by itself."""
+        """Allocate host memory that the device can copy from and to asynchronously: uint8 [num_bytes]."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Do the work once and return what does the same again on the same memory, for less of the host's time."""
+        """Run the work once and return a function that replays it on the same memory with less host overhead."""
 
-    def forget_recordings(self) -> None:
-        """All that was recorded has been dropped: the memory it worked in is not used for what is recorded next."""
+    def discard_recordings(self) -> None:
+        """Release the memory of recordings; called after all of them have been dropped."""
 
-    def finish(self) -> None:
-        """Hold the caller until all that was given to the device has been done."""
+    def synchronize(self) -> None:
+        """Block until the device has finished all submitted work."""

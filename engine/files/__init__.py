@@ -1,1 +1,1 @@
-"""Safetensors files and the digests that identify models and adapters. Owns no tensors."""
+"""Model configuration, safetensors files, and the digests that identify models and adapters. Owns no tensors."""

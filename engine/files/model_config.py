@@ -1,4 +1,4 @@
-"""ModelConfig: what config.json of a Llama-family model says, in one vocabulary, without torch."""
+"""ModelConfig: the configuration of a Llama-family model, parsed from its config.json. Needs no torch."""
 
 import json
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ DEFAULT_ROPE_THETA: dict[Family, float] = {"smollm3": 2_000_000.0}
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary position embedding. `kind` linear divides positions by `factor`; llama3 bends the long wavelengths."""
+    """Rotary position embedding. `kind` linear divides positions by `factor`; llama3 scales the long wavelengths."""
 
     theta: float
     kind: Literal["default", "linear", "llama3"] = "default"
@@ -36,9 +36,9 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One module that an adapter may adapt; `layer` is None for the embedding and the head.
+    """A module that adapters can adapt; `layer` is None for the embedding and the head.
 
-    The weight is (out_features, in_features); of the embedding it is (vocabulary, hidden).
+    The weight is (out_features, in_features); the embedding's is (vocabulary, hidden).
     """
 
     layer: int | None
@@ -49,7 +49,7 @@ class Module:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and switches of the decoder. `windows[i]` is layer i's sliding window in tokens, None without one."""
+    """Sizes and options of the decoder. `windows[i]` is layer i's sliding window in tokens, or None."""
 
     family: Family
     hidden_size: int
@@ -113,7 +113,7 @@ def _block(projection: str) -> str:
 
 
 def read_model_config(model_dir: Path) -> ModelConfig:
-    """Read config.json (and generation_config.json for end tokens); raises ModelError naming the file or field."""
+    """Read config.json, and end-of-sequence ids from generation_config.json; raises ModelError naming file or field."""
     raw = _read_json(model_dir / "config.json")
     generation = model_dir / "generation_config.json"
     defaults = _read_json(generation) if generation.is_file() else {}
@@ -122,15 +122,15 @@ def read_model_config(model_dir: Path) -> ModelConfig:
         config = _parse(raw, defaults)
     except KeyError as error:
         raise ModelError(
-            f"{model_dir / 'config.json'} has no field {error}; it is not a decoder's configuration"
+            f"{model_dir / 'config.json'} has no field {error}; it must be a decoder model's configuration"
         ) from error
     except (TypeError, ValueError) as error:
-        raise ModelError(f"{model_dir / 'config.json'} holds a wrong value: {error}") from error
+        raise ModelError(f"{model_dir / 'config.json'} has an invalid value: {error}") from error
     if config.head_dim % 2:
         raise ModelError(f"{model_dir / 'config.json'}: head_dim is {config.head_dim}; it must be even")
     if config.num_heads % config.num_kv_heads:
         raise ModelError(
-            f"{model_dir / 'config.json'}: num_attention_heads, {config.num_heads}, is no multiple of "
+            f"{model_dir / 'config.json'}: num_attention_heads, {config.num_heads}, must be a multiple of "
             f"num_key_value_heads, {config.num_kv_heads}"
         )
     return config
@@ -150,7 +150,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(parsed, dict):
-        raise ModelError(f"{path} must hold a JSON object")
+        raise ModelError(f"{path} must contain a JSON object")
     return parsed
 
 
@@ -188,7 +188,7 @@ def _family(raw: Mapping[str, Any]) -> Family:
     else:
         raise ModelError(f"model_type {raw.get('model_type')!r} is not supported; supported are {', '.join(FAMILIES)}")
     if raw.get("hidden_act", "silu") != "silu":
-        raise ModelError(f"hidden_act {raw['hidden_act']!r} is not supported; the MLP must be gated by silu")
+        raise ModelError(f"hidden_act {raw['hidden_act']!r} is not supported; only silu is")
     if raw.get("quantization_config"):
         raise ModelError("quantization_config is set, but quantized weights are not supported; save the model in bf16")
     return family
@@ -199,7 +199,7 @@ def _rope(raw: Mapping[str, Any], family: Family) -> Rope:
     theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or DEFAULT_ROPE_THETA.get(family, 10_000.0))
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if float(scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise ModelError("partial_rotary_factor is not supported; all of a head must be rotated")
+        raise ModelError("partial_rotary_factor is not supported; it must be 1")
     match kind:
         case "default":
             return Rope(theta)
@@ -237,7 +237,7 @@ def _windows(raw: Mapping[str, Any], family: Family, num_layers: int) -> tuple[i
 def _rotary_layers(raw: Mapping[str, Any], family: Family, num_layers: int) -> tuple[bool, ...]:
     if family != "smollm3":
         return (True,) * num_layers
-    listed = raw.get("no_rope_layers")  # despite its name a 1 means that the layer rotates
+    listed = raw.get("no_rope_layers")  # despite the name, 1 means that the layer uses RoPE
     if listed is not None:
         return tuple(bool(rotary) for rotary in listed)
     interval = int(raw.get("no_rope_layer_interval", 4))

@@ -1,4 +1,4 @@
-"""safetensors files without torch: header checked by the library, data as memory-mapped bits that cost no copy."""
+"""Reads safetensors files without torch: the library checks the header, the data is memory-mapped without a copy."""
 
 import json
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class TensorFileError(Exception):
-    """The file is no readable safetensors file; the text says why."""
+    """The file is not a readable safetensors file; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies in its file. `dtype` is safetensors' name of it: F32, F16, BF16, …"""
+    """The location of a tensor in its file. `dtype` is safetensors' name for its type: F32, F16, BF16, …"""
 
     path: Path
     dtype: str
@@ -33,7 +33,7 @@ class StoredTensor:
     def bits(self, file: Bytes | None = None) -> Bits:
         """Its elements as unsigned integers of the same width, mapped copy-on-write; F32, F16 and BF16 only.
 
-        Whoever reads many tensors of a file maps it once and gives it.
+        To read many tensors of one file, map it once with `map_file` and pass the mapping.
         """
         data = (map_file(self.path) if file is None else file)[self.offset : self.offset + self.num_bytes]
         bits: Bits = data.view(BITS[self.dtype]).reshape(self.shape)
@@ -46,15 +46,15 @@ class StoredTensor:
 
 
 def map_file(path: Path) -> Bytes:
-    """A file's bytes, mapped copy-on-write for as long as something refers to them."""
-    return np.asarray(np.memmap(path, dtype=np.uint8, mode="c"))  # slices of a memmap cost ten times a plain array's
+    """A file's bytes, mapped copy-on-write; the mapping lives as long as a reference to it."""
+    return np.asarray(np.memmap(path, dtype=np.uint8, mode="c"))  # slicing a memmap costs ten times as much
 
 
 def read_tensor_file(path: Path, max_header_bytes: int | None = None) -> Mapping[str, StoredTensor]:
     """The tensors of a safetensors file by name.
 
-    Raises TensorFileError when it is damaged or something else, or its header is longer than the caller can use: a
-    header of hundreds of thousands of names takes seconds to parse.
+    Raises TensorFileError if the file is damaged, is not a safetensors file, or has a header over `max_header_bytes`: a
+    header with hundreds of thousands of names takes seconds to parse.
     """
     _refuse_pickle(path)
     if max_header_bytes is not None:
@@ -63,7 +63,7 @@ def read_tensor_file(path: Path, max_header_bytes: int | None = None) -> Mapping
         with safe_open(str(path), framework="np"):
             pass
     except (SafetensorError, OSError) as error:
-        raise TensorFileError(f"{path} is truncated or no safetensors file ({error})") from error
+        raise TensorFileError(f"{path} is truncated or not a safetensors file ({error})") from error
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(header_bytes))
@@ -76,19 +76,19 @@ def _stored(path: Path, entry: Mapping[str, object], data_start: int) -> StoredT
     return StoredTensor(path, str(entry["dtype"]), tuple(entry["shape"]), data_start + start, end - start)  # type: ignore[arg-type, has-type]  # as above
 
 
-def _refuse_long_header(path: Path, most: int) -> None:
+def _refuse_long_header(path: Path, max_bytes: int) -> None:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
-    if most < size <= path.stat().st_size:  # a longer one belongs to a truncated file
+    if max_bytes < size <= path.stat().st_size:  # a longer header means a truncated file, which safetensors reports
         raise TensorFileError(
-            f"{path} has a header of {size} bytes, where {most} are enough for every tensor that can belong here; "
-            "save only the adapter's tensors, and less metadata"
+            f"{path} has a header of {size} bytes, but at most {max_bytes} are allowed; save only the adapter's "
+            "tensors and less metadata"
         )
 
 
 def _refuse_pickle(path: Path) -> None:
     with path.open("rb") as file:
         head = file.read(9)
-    # A safetensors header may happen to be as long as a pickle's first bytes read as a number: then "{" follows.
+    # The length of a safetensors header can look like the first bytes of a pickle; then "{" follows it.
     if head[8:] != b"{" and (head[:2] == b"PK" or head[:1] == b"\x80"):
-        raise TensorFileError(f"{path} is a pickle under the name of a safetensors file; save it as safetensors")
+        raise TensorFileError(f"{path} is a pickle, not a safetensors file; save the tensors as safetensors")

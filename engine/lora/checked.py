@@ -1,4 +1,4 @@
-"""A PEFT directory, checked, hashed and laid out: all that must be read to know an adapter."""
+"""A checked, hashed and laid-out PEFT directory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.errors import AdapterError
 from engine.files.digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from engine.files.model_config import ModelConfig
-from engine.lora.layout import AdapterLayout, lay_out, write_adapter
+from engine.lora.layout import AdapterLayout, build_layout, write_adapter
 from engine.lora.peft import read_adapter
 from engine.types import AdapterInfo, AdapterName, PageId
 
@@ -18,9 +18,9 @@ Signature = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class CheckedAdapter:
-    """What an engine needs to admit an adapter without reading a file; nothing of an engine is in it.
+    """What any engine needs to admit an adapter without reading a file.
 
-    `info` has the directory's name and the size of the weights as stored, `signature` is that of the checked files.
+    `info` has the directory's name and the size of the stored weights. `signature` identifies the checked files.
     """
 
     info: AdapterInfo
@@ -29,7 +29,7 @@ class CheckedAdapter:
     layout: AdapterLayout
 
     def write(self, name: AdapterName, tiles: Tensor, pages: Sequence[PageId]) -> None:
-        """Lay the files out in pages, as `write_adapter`; raises AdapterError when they are not those of the check."""
+        """Write the weights into pages (see `write_adapter`); raises AdapterError if the files have changed."""
         try:
             if _signature(self.directory) != self.signature:
                 raise AdapterError(f"the files of adapter {name!r} in {self.directory} have changed; load it again")
@@ -39,17 +39,17 @@ class CheckedAdapter:
 
 
 def check(directory: Path, model: ModelConfig) -> CheckedAdapter:
-    """Read, check and hash a directory. Raises AdapterError naming the file, field or tensor at fault, and OSError.
+    """Read, check and hash a directory. Raises AdapterError naming the file, field or tensor at fault, or OSError.
 
-    A function of the files and of the model's configuration, which is frozen: any thread may call it at any time.
+    Thread-safe: it depends only on the files and the model's frozen configuration.
     """
     signature = _signature(directory)
     adapter = read_adapter(directory, model)
-    return CheckedAdapter(adapter.info, directory, signature, lay_out(adapter, model))
+    return CheckedAdapter(adapter.info, directory, signature, build_layout(adapter, model))
 
 
 def _signature(directory: Path) -> Signature:
-    """Tells whether a file was replaced or written since, without reading it."""
+    """Inode, size and modification time of the files, which change when a file is replaced or written."""
     try:
         found = [(directory / name).stat() for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
     except OSError:

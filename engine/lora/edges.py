@@ -1,4 +1,4 @@
-"""What adapters add to the embedding and to the head, stripe by stripe of the vocabulary, by the layers' kernels."""
+"""LoRA on the model's edges, the embedding and the head, computed stripe by stripe with the layers' kernels."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from engine.memory.storage import Storage
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRows:
-    """Tokens `start` to `end` of the step look their embedding up in the adapter of a slot, too."""
+    """Tokens `start` to `end` of the step use a slot's adapter, which adapts the embedding."""
 
     start: int
     end: int
@@ -23,14 +23,14 @@ class EmbeddingRows:
 
 @dataclass(frozen=True, slots=True)
 class EdgeBatch:
-    """A step's rows whose adapters reach beyond the layers: by token for the embedding, by sampled row for the head."""
+    """A step's rows whose adapters adapt the embedding (by token) or the head (by sampled row)."""
 
     embedding: tuple[EmbeddingRows, ...]
     head: LoraBatch | None
 
 
 class Edges:
-    """Applies them; a step without such adapters costs nothing."""
+    """Applies LoRA to the embedding and the head. Not used in steps without such adapters."""
 
     def __init__(self, kernels: Kernels, storage: Storage, stripes: Stripes) -> None:
         self._kernels, self._storage, self._stripes = kernels, storage, stripes
@@ -38,7 +38,7 @@ class Edges:
         self._tiles_across = torch.tensor([column_tiles(size) for size in sizes], device=storage.pool.device)
 
     def add_head(self, logits: Tensor, x: Tensor, head: LoraBatch) -> None:
-        """logits [rows, vocabulary] += s (x A^T) B in place, a stripe of columns for each layer's share."""
+        """logits [rows, vocabulary] += s (x A^T) B in place, one stripe of columns at a time."""
         for layer, columns in self._stripes:
             width = columns.stop - columns.start
             self._kernels.lora_apply(logits[:, columns], x, (width,), head, layer, HEAD_STRIPE)
@@ -46,14 +46,14 @@ class Edges:
     def add_embedding(self, x: Tensor, token_ids: Tensor, rows: EmbeddingRows, tables: LoraTables) -> None:
         """x [tokens, hidden] += s B A[:, token] for the rows of one adapter, in place."""
         h = self._columns_of_a(token_ids[rows.start : rows.end], rows, tables)
-        count, where = rows.end - rows.start, x.device
-        segments = torch.arange(0, count + 1, count, dtype=torch.int32, device=where)
-        one = LoraBatch(tables, segments, torch.full((1,), rows.slot, dtype=torch.int32, device=where))
+        count, device = rows.end - rows.start, x.device
+        segments = torch.arange(0, count + 1, count, dtype=torch.int32, device=device)
+        batch = LoraBatch(tables, segments, torch.full((1,), rows.slot, dtype=torch.int32, device=device))
         part = x[rows.start : rows.end]
-        self._kernels.lora_apply(part, h, (part.shape[1],), one, 0, EMBEDDING_EXPANSION)
+        self._kernels.lora_apply(part, h, (part.shape[1],), batch, 0, EMBEDDING_EXPANSION)
 
     def _columns_of_a(self, ids: Tensor, rows: EmbeddingRows, tables: LoraTables) -> Tensor:
-        """A[:, token] of each token, [tokens, padded rank]: a lookup like the embedding's own."""
+        """A[:, token] of each token, [tokens, padded rank]: a lookup, as in the embedding itself."""
         layer, column = ids // self._stripes.width, ids % self._stripes.width
         groups = torch.arange(rows.rank // TILE_RANKS, device=ids.device)
         first = tables.parts[rows.slot, layer, EMBEDDING_STRIPE, 0] + column // TILE_COLUMNS

@@ -1,7 +1,7 @@
-"""Module patterns of adapter_config.json, matched as PEFT matches them, in time that no expression can blow up.
+"""Module patterns of adapter_config.json, matched as PEFT does but in bounded time.
 
-Adapters come from strangers, and `re` backtracks without limit: `(a|a)*b` can hold a process for ever. So an
-expression is parsed by `re`, then run on sets of positions: a node maps where it may start to where it may end.
+Adapters are untrusted, and `re` backtracks without limit: `(a|a)*b` can block a process indefinitely. So `re` only
+parses an expression. Matching works on sets of positions: each node maps its possible starts to its possible ends.
 """
 
 import re
@@ -18,25 +18,25 @@ Positions = frozenset[int]
 
 
 class ModulePattern:
-    """A regular expression over module names; raises AdapterError naming `field` when it is malformed."""
+    """A regular expression over module names; raises AdapterError naming `field` if it is malformed."""
 
     def __init__(self, expression: str, field: str) -> None:
         self.expression, self.field = expression, field
         if len(expression) > MAX_LENGTH:
-            raise AdapterError(f"{field} holds {len(expression)} characters; an expression has at most {MAX_LENGTH}")
+            raise AdapterError(f"{field} has {len(expression)} characters; an expression has at most {MAX_LENGTH}")
         try:
             self._tree = parser.parse(expression)
         except (re.error, RecursionError, OverflowError) as error:
-            raise AdapterError(f"{field} holds {expression!r}, which is no regular expression: {error}") from error
+            raise AdapterError(f"{field}: {expression!r} is not a regular expression: {error}") from error
         if self._tree.state.flags & ~re.UNICODE:
-            raise AdapterError(f"{field} holds {expression!r}, which sets flags; flags are not supported")
+            raise AdapterError(f"{field}: {expression!r} sets flags, which are not supported; remove them")
 
     def matches(self, module: str) -> bool:
-        """True when the whole name matches, as for target_modules."""
+        """True if the whole name matches, as for target_modules."""
         return self._reaches_end(module, frozenset({0}))
 
     def matches_ending(self, module: str) -> bool:
-        """True when the last dotted parts of the name match, as for keys of rank_pattern."""
+        """True if the whole name or a suffix of its dotted parts matches, as for keys of rank_pattern."""
         return self._reaches_end(module, frozenset({0} | {at + 1 for at, char in enumerate(module) if char == "."}))
 
     def _reaches_end(self, module: str, starts: Positions) -> bool:
@@ -44,12 +44,12 @@ class ModulePattern:
             return len(module) in _ends(self._tree, module, starts)
         except (NotImplementedError, RecursionError) as error:
             raise AdapterError(
-                f"{self.field} holds {self.expression!r}, which uses an unsupported feature; list the names instead"
+                f"{self.field}: {self.expression!r} uses an unsupported feature; list the module names instead"
             ) from error
 
 
 def ends_with(module: str, names: Iterable[str]) -> bool:
-    """True when one of the names is the module or its last dotted parts."""
+    """True if one of the names is the module's name or a suffix of its dotted parts."""
     return any(module == name or module.endswith(f".{name}") for name in names)
 
 
@@ -69,25 +69,25 @@ def _node_ends(code: Any, argument: Any, text: str, starts: Positions) -> Positi
     if code is op.SUBPATTERN and not argument[1] and not argument[2]:
         return _ends(argument[3], text, starts)
     if code in (op.MAX_REPEAT, op.MIN_REPEAT):
-        least, most, tree = argument
-        return _repeat_ends(least, most, tree, text, starts)
+        minimum, maximum, tree = argument
+        return _repeat_ends(minimum, maximum, tree, text, starts)
     if code in (op.ASSERT, op.ASSERT_NOT) and argument[0] == 1:
-        wanted = code is op.ASSERT
-        return frozenset(at for at in starts if bool(_ends(argument[1], text, frozenset({at}))) is wanted)
+        expected = code is op.ASSERT
+        return frozenset(at for at in starts if bool(_ends(argument[1], text, frozenset({at}))) is expected)
     if code is op.AT:
         return frozenset(at for at in starts if _holds(argument, text, at))
     raise NotImplementedError(code)
 
 
-def _repeat_ends(least: int, most: int, tree: Any, text: str, starts: Positions) -> Positions:
-    """Positions only grow, so both loops settle within the length of the text whatever the bounds are."""
-    for _ in range(least):
+def _repeat_ends(minimum: int, maximum: int, tree: Any, text: str, starts: Positions) -> Positions:
+    """Positions never decrease, so both loops end within the length of the text, whatever the bounds are."""
+    for _ in range(minimum):
         after = _ends(tree, text, starts)
         if after == starts:
             break
         starts = after
-    reached, fresh, count = starts, starts, least
-    while fresh and count < most:
+    reached, fresh, count = starts, starts, minimum
+    while fresh and count < maximum:
         fresh = _ends(tree, text, fresh) - reached
         reached |= fresh
         count += 1

@@ -1,6 +1,6 @@
-"""A PEFT directory, checked: whatever can be wrong with one is found here, before any weight is loaded.
+"""Checks a PEFT directory completely before any weight is loaded.
 
-No torch: the registrar checks adapters in a process that has no use for it.
+Needs no torch, because the registrar checks adapters in a process without it.
 """
 
 import re
@@ -17,7 +17,7 @@ from engine.types import AdapterInfo
 
 MAX_NAME_LENGTH = 512
 TENSOR_ENTRY_BYTES = MAX_NAME_LENGTH + 256
-"""At most what the header of a weights file needs for one tensor."""
+"""Upper bound of what the header of a weights file needs for one tensor."""
 METADATA_BYTES = 1024**2
 PICKLED_WEIGHTS = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 
@@ -34,7 +34,7 @@ LAYER_NAME = re.compile(r"(?:.+\.)?layers\.(?P<layer>\d+)\..+")
 class LoraModule:
     """y += scale · B A x for one module: `down` is A (rank, in), `up` is B (out, rank).
 
-    For the embedding A is (rank, vocabulary) and B (hidden, rank): token t adds scale · B A[:, t].
+    For the embedding, A is (rank, vocabulary) and B is (hidden, rank): token t adds scale · B A[:, t].
     """
 
     module: Module
@@ -46,7 +46,7 @@ class LoraModule:
 
 @dataclass(frozen=True, slots=True)
 class PeftAdapter:
-    """A checked PEFT directory: what it adapts, its tensors still on disk."""
+    """A checked PEFT directory; its tensors are still on disk."""
 
     info: AdapterInfo
     modules: tuple[LoraModule, ...]
@@ -54,7 +54,7 @@ class PeftAdapter:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A tensor of the file and the module that its name means."""
+    """A tensor of the file and the module that its name refers to."""
 
     name: str
     path: str
@@ -63,17 +63,17 @@ class _Found:
 
 
 def check_adapter(peft_dir: Path, model_dir: Path) -> AdapterInfo:
-    """Make every structural check of an adapter against a base model's config.json.
+    """Check the structure of an adapter against a base model's config.json.
 
-    Raises AdapterError naming the file, field or tensor at fault, and ModelError when config.json itself is.
+    Raises AdapterError naming the file, field or tensor at fault, or ModelError if config.json is invalid.
     """
     return read_adapter(peft_dir, read_model_config(model_dir)).info
 
 
 def read_adapter(peft_dir: Path, model: ModelConfig) -> PeftAdapter:
-    """Parse and check a PEFT directory; every value is read once to find NaN, nothing is copied.
+    """Parse and check a PEFT directory. Reads every value once, to find NaN, and copies none.
 
-    Its `info` has the directory's name.
+    `info.name` is the directory's name.
     """
     config = read_peft_config(peft_dir / ADAPTER_CONFIG)
     tensors = _read_tensors(peft_dir, 2 * len(model.modules) * TENSOR_ENTRY_BYTES + METADATA_BYTES)
@@ -81,7 +81,7 @@ def read_adapter(peft_dir: Path, model: ModelConfig) -> PeftAdapter:
     found = (_locate(name, tensor, file, model) for name, tensor in tensors.items())
     modules = tuple(_lora_module(path, pair, config, model) for path, pair in _pairs(found))
     if not modules:
-        raise AdapterError(f"{peft_dir / ADAPTER_WEIGHTS} holds no tensors, so the adapter would change nothing")
+        raise AdapterError(f"{peft_dir / ADAPTER_WEIGHTS} contains no tensors; save the adapter with its weights")
     info = AdapterInfo(
         name=peft_dir.name,
         digest=adapter_digest(peft_dir),
@@ -100,7 +100,7 @@ def _read_tensors(peft_dir: Path, max_header_bytes: int) -> Mapping[str, StoredT
         if pickled:
             raise AdapterError(f"{peft_dir / pickled[0]} is a pickle, which can run code; save it as {ADAPTER_WEIGHTS}")
         raise AdapterError(
-            f"{path} does not exist; an adapter is a PEFT directory of {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}"
+            f"{path} does not exist; an adapter is a PEFT directory with {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}"
         )
     try:
         return read_tensor_file(path, max_header_bytes)
@@ -109,11 +109,11 @@ def _read_tensors(peft_dir: Path, max_header_bytes: int) -> Mapping[str, StoredT
 
 
 def _locate(name: str, tensor: StoredTensor, file: Bytes, model: ModelConfig) -> _Found:
-    """Find the module that a tensor's name means, with or without PEFT's and the decoder's prefixes."""
+    """Find the module that a tensor's name refers to, with or without PEFT's and the decoder's prefixes."""
     match = TENSOR_NAME.fullmatch(name) if len(name) <= MAX_NAME_LENGTH else None
     if match is None and BASE_COPY.search(name[-MAX_NAME_LENGTH:]):
         raise AdapterError(
-            f"tensor {name[:MAX_NAME_LENGTH]} is a whole weight of the base model, not a change to it; "
+            f"tensor {name[:MAX_NAME_LENGTH]} is a full weight of the base model, not a LoRA matrix; "
             "save the adapter with save_embedding_layers=False"
         )
     if match is None:
@@ -138,38 +138,38 @@ def _why_unknown(path: str, model: ModelConfig) -> str:
     projection = path.rsplit(".", 1)[-1]
     known = (*LINEAR_PROJECTIONS, EMBEDDING, LM_HEAD)
     if layer is not None and int(layer["layer"]) >= model.num_layers:
-        return f"there is no layer {layer['layer']}, the model has {model.num_layers}"
+        return f"there is no layer {layer['layer']}; the model has {model.num_layers}"
     if projection not in known:
-        return f"there is no projection {projection}, the model has {', '.join(known)}"
-    return f"there is no {path}, names look like model.layers.0.self_attn.q_proj"
+        return f"there is no projection {projection}; the model has {', '.join(known)}"
+    return f"there is no {path}; names look like model.layers.0.self_attn.q_proj"
 
 
 def _check_values(name: str, tensor: StoredTensor, file: Bytes, *, embedding: bool, named: bool) -> None:
     if embedding != named:
-        kind = "an embedding, whose tensors are lora_embedding_A and _B" if embedding else "no embedding"
+        kind = "an embedding; its tensors are lora_embedding_A and _B" if embedding else "not an embedding"
         raise AdapterError(f"tensor {name} does not fit its module, which is {kind}")
     if tensor.dtype not in BITS:
-        raise AdapterError(f"tensor {name} is of type {tensor.dtype}; supported are {', '.join(BITS)}")
+        raise AdapterError(f"tensor {name} has dtype {tensor.dtype}; supported are {', '.join(BITS)}")
     if len(tensor.shape) != 2:
         raise AdapterError(f"tensor {name} has shape {tensor.shape}; a LoRA matrix has two dimensions")
     if 0 not in tensor.shape and not tensor.is_finite(file):
         raise AdapterError(
-            f"tensor {name} holds NaN or infinite values; the training has diverged or the file is damaged"
+            f"tensor {name} contains NaN or infinite values; the training diverged or the file is damaged"
         )
 
 
 def _pairs(found: Iterable[_Found]) -> Iterator[tuple[str, tuple[_Found, _Found]]]:
-    """A and B of each module; raises AdapterError when one is missing or there twice."""
+    """A and B of each module; raises AdapterError if one is missing or duplicated."""
     sides: dict[str, dict[str, _Found]] = {}
     for entry in found:
         other = sides.setdefault(entry.path, {}).setdefault(entry.side, entry)
         if other is not entry:
-            raise AdapterError(f"tensors {other.name} and {entry.name} mean the same matrix; keep one of them")
+            raise AdapterError(f"tensors {other.name} and {entry.name} are the same matrix; keep one of them")
     for path, pair in sides.items():
         if len(pair) == 1:
-            (lonely,) = pair.values()
-            missing = "B" if lonely.side == "A" else "A"
-            raise AdapterError(f"tensor {lonely.name} has no lora_{missing} beside it; the file is incomplete")
+            (single,) = pair.values()
+            missing = "B" if single.side == "A" else "A"
+            raise AdapterError(f"tensor {single.name} has no matching lora_{missing}; the file is incomplete")
         yield path, (pair["A"], pair["B"])
 
 
@@ -177,7 +177,7 @@ def _lora_module(path: str, pair: tuple[_Found, _Found], config: PeftConfig, mod
     down, up = pair
     module = model.modules[path]
     if not config.adapts(path, module.layer) and not config.adapts(path.removeprefix("model."), module.layer):
-        raise AdapterError(f"tensor {down.name} is of a module that target_modules in {ADAPTER_CONFIG} does not mean")
+        raise AdapterError(f"tensor {down.name} belongs to a module that {ADAPTER_CONFIG} does not target")
     inputs, outputs = module.in_features, module.out_features
     if module.projection == EMBEDDING:
         inputs, outputs = outputs, inputs
@@ -187,14 +187,14 @@ def _lora_module(path: str, pair: tuple[_Found, _Found], config: PeftConfig, mod
     for entry, axis in ((down, 0), (up, 1)):
         if entry.tensor.shape[axis] != rank:
             raise AdapterError(
-                f"tensor {entry.name} is of rank {entry.tensor.shape[axis]}, but {ADAPTER_CONFIG} gives it rank {rank}"
+                f"tensor {entry.name} has rank {entry.tensor.shape[axis]}, but {ADAPTER_CONFIG} gives it rank {rank}"
             )
     return LoraModule(module, rank, config.scale_of(path, rank), down.tensor, up.tensor)
 
 
-def _check_size(entry: _Found, axis: int, size: int, what: str, module: Module) -> None:
+def _check_size(entry: _Found, axis: int, size: int, kind: str, module: Module) -> None:
     if entry.tensor.shape[axis] != size:
         raise AdapterError(
             f"tensor {entry.name} has shape {entry.tensor.shape}, but {module.projection} of this base model has "
-            f"{size} {what}; the adapter was trained for another base model"
+            f"{size} {kind}; the adapter was trained for another base model"
         )

@@ -1,6 +1,6 @@
-"""adapter_config.json: which modules an adapter means, at what rank and scale.
+"""adapter_config.json: the modules that an adapter targets, their ranks and scales.
 
-Features that the engine does not implement are refused by name.
+Features that the engine does not implement are rejected by name.
 """
 
 import json
@@ -19,7 +19,7 @@ MAX_RANK = 512
 MAX_CONFIG_BYTES = 1024**2
 MAX_ALPHA = 1_000_000
 
-# Fields that change what an adapter computes in ways the engine does not implement, each with the name users know.
+# Fields of features that the engine does not implement, with each feature's name for the error message.
 UNSUPPORTED = {
     "use_dora": "DoRA",
     "modules_to_save": "fully trained modules",
@@ -27,7 +27,7 @@ UNSUPPORTED = {
     "layer_replication": "layer replication",
     "trainable_token_indices": "trained tokens",
     "alora_invocation_tokens": "activated LoRA",
-    "target_parameters": "adapted parameters that are no modules",
+    "target_parameters": "adapting parameters that are not modules",
     "use_qalora": "QA-LoRA",
     "use_bdlora": "block-diagonal LoRA",
     "arrow_config": "Arrow routing",
@@ -35,7 +35,7 @@ UNSUPPORTED = {
     "monteclora_config": "MonteCLoRA",
     "ensure_weight_tying": "adapters shared by tied modules",
 }
-# Initialisations that leave the base weights as they are; the others move the adapter's start into them.
+# Initialisations that do not modify the base weights.
 HARMLESS_INITS = ("gaussian", "eva", "orthogonal", "mica")
 
 
@@ -44,7 +44,7 @@ Modules = ModulePattern | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """The fields of adapter_config.json that decide what an adapter computes."""
+    """The fields of adapter_config.json that affect what an adapter computes."""
 
     rank: int
     alpha: float
@@ -57,16 +57,16 @@ class PeftConfig:
     base_model: str | None
 
     def rank_of(self, module: str) -> int:
-        """Rank that the configuration gives a module."""
+        """The configured rank of a module."""
         return next((rank for pattern, rank in self.ranks if pattern.matches_ending(module)), self.rank)
 
     def scale_of(self, module: str, rank: int) -> float:
-        """alpha / rank, or alpha / √rank with rank-stabilised LoRA."""
+        """The scale of a module: alpha / rank, or alpha / √rank with rank-stabilised LoRA."""
         alpha = next((alpha for pattern, alpha in self.alphas if pattern.matches_ending(module)), self.alpha)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
     def adapts(self, module: str, layer: int | None) -> bool:
-        """True when target_modules, exclude_modules and layers_to_transform together mean this module."""
+        """True if target_modules, exclude_modules and layers_to_transform together select this module."""
         if _matches(self.excluded, module) or (self.targets is not None and not _matches(self.targets, module)):
             return False
         return self.layers is None or layer in self.layers
@@ -100,7 +100,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise AdapterError(f"{path} is not JSON: {error}") from error
     if not isinstance(parsed, dict):
-        raise AdapterError(f"{path} must hold a JSON object, not a {type(parsed).__name__}")
+        raise AdapterError(f"{path} must contain a JSON object, not a {type(parsed).__name__}")
     return parsed
 
 
@@ -108,17 +108,17 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     if raw.get("peft_type") != "LORA":
         raise AdapterError(f"peft_type is {raw.get('peft_type')!r}; only 'LORA' is supported")
     if raw.get("bias", "none") != "none":
-        raise AdapterError(f"bias is {raw['bias']!r}; trained biases are not supported, train with bias='none'")
+        raise AdapterError(f"bias is {raw['bias']!r}; trained biases are not supported: train with bias='none'")
     for field, feature in UNSUPPORTED.items():
         if raw.get(field):
             raise AdapterError(f"{field} is set: {feature} is not supported")
     unknown = [key for key in raw if key.startswith("use_") and raw[key] and key not in ("use_rslora", *UNSUPPORTED)]
     if unknown:
-        raise AdapterError(f"{unknown[0]} is set: this variant of LoRA is not known")
+        raise AdapterError(f"{unknown[0]} is set: this variant of LoRA is not supported")
     init = raw.get("init_lora_weights", True)
     if isinstance(init, str) and init not in HARMLESS_INITS:
         raise AdapterError(
-            f"init_lora_weights is {init!r}, which changes the base weights; save the adapter converted to plain LoRA "
+            f"init_lora_weights is {init!r}, which changes the base weights; convert the adapter to plain LoRA "
             "(PEFT: save_pretrained with path_initial_model_for_weight_conversion)"
         )
 
@@ -131,7 +131,7 @@ def _rank(field: str, value: object) -> int:
 
 def _alpha(field: str, value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not -MAX_ALPHA <= value <= MAX_ALPHA:
-        raise AdapterError(f"{field} is {reprlib.repr(value)}; it must be a number of at most {MAX_ALPHA} either way")
+        raise AdapterError(f"{field} is {reprlib.repr(value)}; it must be a number from -{MAX_ALPHA} to {MAX_ALPHA}")
     return float(value)
 
 
@@ -144,13 +144,13 @@ def _text(field: str, value: object) -> str | None:
 def _table(raw: Mapping[str, Any], field: str) -> Iterator[tuple[ModulePattern, str, object]]:
     table = raw.get(field) or {}
     if not isinstance(table, dict):
-        raise AdapterError(f"{field} is {table!r}; it must be an object of module names")
+        raise AdapterError(f"{field} is {table!r}; it must be an object keyed by module name")
     for key, value in table.items():
         yield ModulePattern(key, field), f"{field}[{key!r}]", value
 
 
 def _modules(field: str, value: object) -> Modules:
-    """A list holds module names, a string is an expression for whole names; `all-linear` spares the head."""
+    """A list contains module names, a string is an expression for full names; `all-linear` excludes the head."""
     if value == "all-linear":
         return LINEAR_PROJECTIONS
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Reading adapters from their files in threads beside the one that steps."""
+"""Reads adapter files in background threads."""
 
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -7,34 +7,34 @@ from typing import Protocol
 import torch
 
 NUM_THREADS = 2
-"""So that one file system that hangs does not hold up every adapter."""
+"""More than one, so that a hanging file system does not block all adapters."""
 
 
 class Task(Protocol):
-    """Work that was begun."""
+    """Work that has been started."""
 
     def done(self) -> bool:
-        """True once it has ended, well or not."""
+        """True once it has finished or failed."""
 
     def result(self) -> None:
-        """Raise what it raised; only called when it has ended."""
+        """Raise what the work raised; may only be called once it is done."""
 
 
 class Reader(Protocol):
-    """Who does the work."""
+    """Runs work in the background."""
 
     def start(self, work: Callable[[], None]) -> Task:
-        """Begin; returns at once."""
+        """Start work; returns immediately."""
 
     def wait(self, timeout_s: float) -> None:
-        """Hold the caller until some task ends, or no longer than that."""
+        """Block until some task is done, at most `timeout_s`."""
 
     def close(self) -> None:
-        """Begin nothing more. What runs keeps the memory that it writes to, and is not waited for."""
+        """Start no more work. Running work is not waited for; it keeps a reference to the memory it writes to."""
 
 
 class ThreadReader:
-    """Threads that are started when first needed. Each uses one core: a team of its own would disturb the step's."""
+    """Starts threads on demand. Each uses one torch thread, so as not to compete with the step's thread pool."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "adapters", initializer=torch.set_num_threads, initargs=(1,))

@@ -1,4 +1,4 @@
-"""The loaded adapters: checked directories, in pages while there is room, read again when they are needed."""
+"""The registered adapters. They occupy pages while there is room and are read again when needed."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from engine.types import AdapterInfo, AdapterName
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """A checked adapter under its name, and its slot; `num_pages` is what it takes while it is in the pool."""
+    """A registered adapter and its slot; `num_pages` is the number of pages it occupies while it is in the pool."""
 
     info: AdapterInfo
     checked: CheckedAdapter
@@ -26,12 +26,12 @@ class LoadedAdapter:
 
     @property
     def layout(self) -> AdapterLayout:
-        """Where everything lies in its pages."""
+        """The location of its matrices in its pages."""
         return self.checked.layout
 
 
 class AdapterStore(Mapping[AdapterName, LoadedAdapter]):
-    """Adapters by name. Which of them are in the pool is the residency's to say."""
+    """Adapters by name. `Residency` tracks which of them are in the pool."""
 
     def __init__(
         self, storage: Storage, pool: PagePool, residency: Residency, tables: SlotTables, loader: Loader
@@ -50,14 +50,14 @@ class AdapterStore(Mapping[AdapterName, LoadedAdapter]):
         return len(self._loaded)
 
     def add(self, name: AdapterName, checked: CheckedAdapter) -> None:
-        """Keep a checked adapter, outside the pool; an idle one of that name gives way.
+        """Register a checked adapter, replacing an idle one of that name. It is not loaded into the pool yet.
 
-        No file is read. Raises AdapterError when its pages would never fit; nothing has changed then.
+        Reads no file. Raises AdapterError if its pages can never fit; nothing has changed then.
         """
         num_pages = self._num_pages(name, checked)
         self.remove(name)
         info = replace(checked.info, name=name, num_bytes=num_pages * self._storage.bytes_per_page_id)
-        self._loaded[name] = LoadedAdapter(info, checked, self.tables.open(checked.layout), num_pages)
+        self._loaded[name] = LoadedAdapter(info, checked, self.tables.add(checked.layout), num_pages)
 
     def _num_pages(self, name: AdapterName, checked: CheckedAdapter) -> int:
         num_pages, page = self._storage.pages_for(checked.layout.num_tiles), self._storage.bytes_per_page_id
@@ -66,16 +66,17 @@ class AdapterStore(Mapping[AdapterName, LoadedAdapter]):
                 f"adapter {name!r} takes {num_pages * page} bytes, but the pool has {self._storage.num_pages * page}; "
                 "raise pool_bytes"
             )
-        if num_pages > (most := self._loader.max_pages):
+        if num_pages > (limit := self._loader.max_pages):
             raise AdapterError(
-                f"adapter {name!r} takes {num_pages * page} bytes; the host tier has {most * page}: raise host_bytes"
+                f"adapter {name!r} takes {num_pages * page} bytes, but the host tier has {limit * page}; "
+                "raise host_bytes"
             )
         return num_pages
 
-    def fill(self, name: AdapterName) -> None:
-        """Read an adapter that was just added into the pool, where idle pages allow, and wait for it.
+    def load_now(self, name: AdapterName) -> None:
+        """Load an adapter that was just added, if evicting idle pages makes room for it, and block until it is loaded.
 
-        Raises AdapterError if it cannot be read; it is forgotten then.
+        Raises AdapterError if it cannot be read; it is then removed.
         """
         adapter, owner = self._loaded[name], AdapterPages(name)
         if adapter.num_pages > self._residency.num_available:
@@ -83,54 +84,54 @@ class AdapterStore(Mapping[AdapterName, LoadedAdapter]):
         self._residency.allocate(owner, adapter.num_pages)
         self._residency.admit(owner)
         try:
-            self._loader.load_and_wait(self._load_of(name))
+            self._loader.load_and_wait(self._new_load(name))
         except AdapterError:
             self._residency.release(owner)
             self.remove(name)
             raise
-        self._place(name)
+        self._set_pages(name)
         self._residency.release(owner)
 
     def remove(self, name: AdapterName) -> None:
-        """Forget an idle adapter and give its pages back."""
+        """Remove an idle adapter and free its pages."""
         adapter = self._loaded.pop(name, None)
         if adapter is not None:
             self.evict(name)
             self._loader.discard(name)
-            self.tables.close(adapter.slot)
+            self.tables.remove(adapter.slot)
 
-    def move(self, name: AdapterName, checked: CheckedAdapter) -> None:
-        """The same content lies in another directory now, or was written anew."""
+    def set_source(self, name: AdapterName, checked: CheckedAdapter) -> None:
+        """Read an adapter from another directory, or rewritten files, with the same content from now on."""
         self._loaded[name] = replace(self._loaded[name], checked=checked)
 
     def evict(self, name: AdapterName) -> None:
-        """Give an idle adapter's pages back; it stays loaded."""
+        """Free an idle adapter's pages; it stays registered."""
         self._residency.discard(AdapterPages(name))
 
-    def start(self, name: AdapterName) -> None:
-        """Send an adapter on its way into the pages that were taken for it."""
-        self._loader.start(self._load_of(name))
+    def start_load(self, name: AdapterName) -> None:
+        """Start loading an adapter into the pages allocated for it."""
+        self._loader.start(self._new_load(name))
 
-    def _load_of(self, name: AdapterName) -> AdapterLoad:
+    def _new_load(self, name: AdapterName) -> AdapterLoad:
         adapter, pages = self._loaded[name], tuple(self._pool.pages_of(AdapterPages(name)))
         assert len(pages) == adapter.num_pages
         return AdapterLoad(name, pages, partial(adapter.checked.write, name))
 
     def finished_loads(self) -> list[LoadResult]:
-        """Adapters that are in their pages since the last call, or failed to get there; never waits."""
-        arrived = self._loader.advance()
-        for arrival in arrived:
-            if arrival.error is None:
-                self._place(arrival.name)
-        return arrived
+        """Loads that finished or failed since the last call; never blocks."""
+        results = self._loader.advance()
+        for result in results:
+            if result.error is None:
+                self._set_pages(result.name)
+        return results
 
-    def _place(self, name: AdapterName) -> None:
-        self.tables.place(self._loaded[name].slot, self._pool.pages_of(AdapterPages(name)))
+    def _set_pages(self, name: AdapterName) -> None:
+        self.tables.set_pages(self._loaded[name].slot, self._pool.pages_of(AdapterPages(name)))
 
     def wait(self, timeout_s: float) -> None:
-        """Hold the caller until an adapter may have arrived, or no longer than that."""
+        """Block until a load may have finished, at most `timeout_s`."""
         self._loader.wait(timeout_s)
 
     def use(self, names: Collection[AdapterName]) -> None:
-        """The next step computes with these adapters."""
+        """Order the next step after the transfers of the adapters it uses."""
         self._loader.use(names)

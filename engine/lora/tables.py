@@ -1,4 +1,4 @@
-"""The slot tables that the kernels look adapters up in: one row for each loaded adapter."""
+"""The slot tables in which the kernels look up adapters: one row for each registered adapter."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,20 +11,20 @@ from engine.lora.layout import AdapterLayout, Table
 from engine.memory.storage import Storage
 from engine.types import PageId
 
-FIRST_SLOTS = 1024
-FIRST_PAGES = 1024
-"""Of a slot, or all that the pool has: tables that grow later end every recorded step."""
-LEAST_RANK_BOUND = 64
+INITIAL_SLOTS = 1024
+INITIAL_PAGES = 1024
+"""Initial pages per slot, at most the pool's; tables that grow later invalidate every recorded step."""
+MIN_RANK_BOUND = 64
 
 Array = npt.NDArray[np.int32] | npt.NDArray[np.float32]
 
 
 class SlotTables:
-    """Rows are written when an adapter is loaded or comes back into the pool; they grow by doubling.
+    """Rows are written when an adapter is registered or loaded into pages; the tables grow by doubling.
 
-    `layers` are the projections of every layer, `edges` what belongs to no layer (see engine.lora.layout). Where the
-    operators read host memory, these are the arrays themselves. Otherwise they are a copy on the device, and `changes`
-    says which rows of it the next step must bring up to date. `generation` goes up when the tensors are new ones.
+    `layers` has the projections of each layer, `edges` the embedding and the head (see engine.lora.layout). If the
+    kernels read host memory, these are the arrays themselves. Otherwise they are a copy on the device, and `changes`
+    returns the rows that the next step must update. `generation` increases whenever the tensors are reallocated.
     """
 
     layers: LoraTables
@@ -33,16 +33,16 @@ class SlotTables:
     def __init__(self, storage: Storage, *, is_remote: bool = False) -> None:
         self._storage, self._is_remote = storage, is_remote
         num_layers = len(storage.pool)
-        self.pages = np.zeros((FIRST_SLOTS, min(FIRST_PAGES, storage.num_pages)), np.int32)
-        self._layers, self._edges = (_stacked(FIRST_SLOTS, num_layers) for _ in range(2))
-        self._free = list(reversed(range(FIRST_SLOTS)))
+        self.pages = np.zeros((INITIAL_SLOTS, min(INITIAL_PAGES, storage.num_pages)), np.int32)
+        self._layers, self._edges = (_stacked(INITIAL_SLOTS, num_layers) for _ in range(2))
+        self._free = list(reversed(range(INITIAL_SLOTS)))
         self._changed: dict[int, None] = {}
         self.generation = 0
-        self._bounds = [LEAST_RANK_BOUND, LEAST_RANK_BOUND]
+        self._bounds = [MIN_RANK_BOUND, MIN_RANK_BOUND]
         self._wrap()
 
     def _wrap(self) -> None:
-        """Give the kernels the arrays as tensors, on the CPU without a copy."""
+        """Recreate the kernels' tensors from the arrays, on the CPU without a copy."""
         pages, pool = self._tensor(self.pages), self._storage.pool
         self.layers, self.edges = (
             LoraTables(pool, pages, self._tensor(table.parts), self._tensor(table.scales), bound)
@@ -54,8 +54,8 @@ class SlotTables:
         tensor = torch.from_numpy(array)
         return tensor.to(self._storage.pool.device, copy=True) if self._is_remote else tensor
 
-    def open(self, layout: AdapterLayout) -> int:
-        """A slot for an adapter."""
+    def add(self, layout: AdapterLayout) -> int:
+        """Assign a slot to an adapter."""
         if not self._free:
             self._grow(2 * len(self.pages), self.pages.shape[1])
         slot = self._free.pop()
@@ -68,37 +68,37 @@ class SlotTables:
         return slot
 
     def _bound(self) -> None:
-        """Tell the kernels of a larger rank."""
+        """Pass the current rank bounds to the kernels."""
         layers, edges = self.layers, self.edges
         self.layers, self.edges = (
             LoraTables(old.pool, old.adapter_pages, old.parts, old.scales, bound)
             for old, bound in zip((layers, edges), self._bounds, strict=True)
         )
 
-    def place(self, slot: int, pages: Sequence[PageId]) -> None:
-        """The adapter lies in these pages now."""
+    def set_pages(self, slot: int, pages: Sequence[PageId]) -> None:
+        """Set the pages of a slot's adapter."""
         if len(pages) > self.pages.shape[1]:
             self._grow(len(self.pages), 1 << (len(pages) - 1).bit_length())
         self.pages[slot, : len(pages)] = pages
         self._changed[slot] = None
 
-    def close(self, slot: int) -> None:
-        """The slot's adapter is unloaded."""
+    def remove(self, slot: int) -> None:
+        """Free a slot."""
         self._free.append(slot)
 
     def changes(self) -> Iterator[tuple[torch.Tensor, Array]]:
-        """(row of a table on the device, what it must become) of all that was written since the last call."""
+        """Yield (row of a table on the device, its new value) for everything written since the last call."""
         changed = list(self._changed)
         self._changed.clear()
         for slot in changed:
             yield self.layers.adapter_pages[slot], self.pages[slot]
-            for there, here in ((self.layers, self._layers), (self.edges, self._edges)):
-                yield there.parts[slot], here.parts[slot]
-                yield there.scales[slot], here.scales[slot]
+            for tensors, arrays in ((self.layers, self._layers), (self.edges, self._edges)):
+                yield tensors.parts[slot], arrays.parts[slot]
+                yield tensors.scales[slot], arrays.scales[slot]
 
     @property
     def arrays(self) -> tuple[Array, ...]:
-        """All tables in host memory, a row for each slot: a step sends at most as much of them as `changes`."""
+        """All tables in host memory, one row per slot; their size bounds what `changes` makes a step send."""
         return (self.pages, self._layers.parts, self._layers.scales, self._edges.parts, self._edges.scales)
 
     def _grow(self, num_slots: int, num_pages: int) -> None:

@@ -244,7 +244,7 @@ class StagedLoader:
     def _copy(self, slot: _Slot, pages: Sequence[tuple[PageId, PageId]]) -> None:
         """Copy (host page, device page) pairs through a slot, after all steps that may still read the device pages."""
         stream, images = self._device.transfers, slot.images[: len(pages)]
-        stream.follow(self._device.compute.mark())
+        stream.wait_for(self._device.compute.record_event())
         for first, last in consecutive_runs([host_page for host_page, _ in pages]):
             host_page = pages[first][0]
             stream.copy(images[first:last], self.host.images[host_page : host_page + last - first])
@@ -252,7 +252,7 @@ class StagedLoader:
         slot.host_rows[: len(rows)] = rows
         stream.copy(slot.rows[: len(rows)], slot.host_rows[: len(rows)])
         stream.scatter(self._pool, slot.rows[: len(rows)], words(images).flatten(0, 1))
-        slot.copied = stream.mark()
+        slot.copied = stream.record_event()
 
     def wait(self, timeout_s: float) -> None:
         """See `Loader.wait`: waits for a copy without the timeout, since copies take only milliseconds."""
@@ -283,7 +283,7 @@ class StagedLoader:
         for name in names:
             event = self._events.pop(name, None)
             if event is not None:
-                self._device.compute.follow(event)
+                self._device.compute.wait_for(event)
 
     def discard(self, name: AdapterName) -> None:
         """See `Loader.discard`."""

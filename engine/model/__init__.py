@@ -1,1 +1,1 @@
-"""The base model: its configuration, weights, tokenizer and forward pass."""
+"""The base model: weights, tokenizer and forward pass."""

@@ -1,4 +1,4 @@
-"""StepBatch: all that the forward pass needs to know of a step."""
+"""StepBatch: the input of a forward pass."""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,10 @@ NO_SLOT = -1
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """Tokens of a step in the plan's order, whose neighbours share an adapter.
+    """The tokens of a step, in plan order; tokens with the same adapter are adjacent.
 
     `token_ids` is int64 (tokens); `sampled_rows` are the rows whose next token is sampled, in plan order. `lora` is
-    None when no row has an adapter, `edges` when none of them reaches beyond the layers.
+    None if no row has an adapter, `edges` if no adapter in the batch adapts the embedding or the head.
     """
 
     token_ids: torch.Tensor
@@ -26,5 +26,5 @@ class StepBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Rows of the step."""
+        """Number of tokens computed in the step."""
         return len(self.token_ids)

@@ -1,6 +1,6 @@
-"""The decoder of the Llama family, from token ids to logits. Read it top to bottom.
+"""The Llama-family decoder, from token ids to logits.
 
-Every operator runs once over all tokens of a step, whatever their adapters and sequences.
+Each operator runs once over all tokens of a step, regardless of their adapters and sequences.
 """
 
 import torch
@@ -17,12 +17,12 @@ from engine.model.rope import cos_sin
 from engine.model.weights import LayerWeights, ModelWeights
 from engine.model.workspace import Activations, Workspace
 
-# Each group's first projection, as an index of kernels.PROJECTIONS.
+# Each fused group's first projection, as an index into kernels.PROJECTIONS.
 QKV, OUTPUT, GATE_UP, DOWN = 0, 3, 4, 6
 
 
 class Decoder:
-    """A base model in memory; adapters come with each step, in the pool's pages."""
+    """A base model's forward pass; each step brings its own adapters, stored in the pool's pages."""
 
     def __init__(
         self,
@@ -41,7 +41,10 @@ class Decoder:
         self._cos_sin = cos_sin(config.rope, config.head_dim, longest).to(storage.pool.device)
 
     def forward(self, step: StepBatch) -> Tensor:
-        """Compute a step, store its keys and values; fp32 logits (sampled rows, vocabulary), valid until the next."""
+        """Compute a step and store its keys and values.
+
+        Returns fp32 logits (sampled rows, vocabulary), valid until the next call.
+        """
         self._kernels.begin_step()
         a = self._workspace.rows(step.num_tokens)
         self._embed(a.x, step)
@@ -60,7 +63,7 @@ class Decoder:
             self._edges.add_embedding(x, step.token_ids, rows, self._tables.edges)
 
     def _norm(self, a: Activations, weight: Tensor, first: Tensor | None = None) -> None:
-        """Add y to the residual stream and norm it; at the start of the decoder there is nothing to add yet."""
+        """Add y to the residual stream and normalize the sum; `first` is the input of the first layer, without a y."""
         if first is not None:
             self._kernels.rms_norm(first, weight, self.config.rms_norm_eps, a.normed)
         else:
@@ -68,10 +71,10 @@ class Decoder:
 
     def _attend(self, index: int, layer: LayerWeights, a: Activations, step: StepBatch) -> None:
         config, attention = self.config, step.attention
-        turn = self._cos_sin if config.rotary_layers[index] else None
+        rotary = self._cos_sin if config.rotary_layers[index] else None
         self._linear(index, QKV, layer.qkv, a.normed, a.qkv, step)
         self._kernels.rope_write_kv(
-            a.qkv, self._kv, index, attention, config.num_heads, turn, layer.q_norm, layer.k_norm, config.rms_norm_eps
+            a.qkv, self._kv, index, attention, config.num_heads, rotary, layer.q_norm, layer.k_norm, config.rms_norm_eps
         )
         scale, window = config.head_dim**-0.5, config.windows[index] or 0
         self._kernels.paged_attention(

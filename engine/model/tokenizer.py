@@ -77,7 +77,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
     try:
         settings = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from error
+        raise ModelError(f"{path} is not JSON: {error}") from error
     return settings if isinstance(settings, dict) else {}
 
 

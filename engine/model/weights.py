@@ -1,4 +1,4 @@
-"""Base weights read from safetensors, packed once for the kernels; projections that share an input are one matrix."""
+"""Reads base weights from safetensors and packs them for the kernels; projections of one input are fused."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Stored = StoredTensor | torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. `qkv` and `gate_up` stack their projections' outputs in this order."""
+    """One decoder layer. `qkv` and `gate_up` concatenate their projections' outputs in this order."""
 
     input_norm: torch.Tensor
     qkv: PackedLinear
@@ -32,7 +32,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """The whole decoder; `head` is the embedding itself when they are tied."""
+    """The weights of the decoder; `head` is the embedding if they are tied."""
 
     embedding: PackedLinear
     layers: tuple[LayerWeights, ...]
@@ -41,25 +41,25 @@ class ModelWeights:
 
 
 def load_weights(
-    stored: Mapping[str, Stored], config: ModelConfig, dtype: torch.dtype, kernels: Kernels, where: torch.device
+    stored: Mapping[str, Stored], config: ModelConfig, dtype: torch.dtype, kernels: Kernels, device: torch.device
 ) -> ModelWeights:
-    """Pack every weight once on the device, keeping nothing else of it; `stored_tensors` are those of a directory.
+    """Pack the stored tensors on a device; the packed weights are the only copy that stays in memory.
 
     Raises ModelError naming a tensor that is missing, unknown or of the wrong shape.
     """
-    reader = _Reader(stored, dtype, kernels, where)
+    reader = _Reader(stored, dtype, kernels, device)
     hidden = config.hidden_size
     embedding = reader.packed("model.embed_tokens.weight", config.vocab_size, hidden)
     layers = tuple(_layer(reader, config, index) for index in range(config.num_layers))
     norm = reader.vector("model.norm.weight", hidden)
     tied = config.tie_word_embeddings
     head = embedding if tied else reader.packed("lm_head.weight", config.vocab_size, hidden)
-    reader.check_all_taken({"lm_head.weight"} if tied else set())
+    reader.check_all_used({"lm_head.weight"} if tied else set())
     return ModelWeights(embedding, layers, norm, head)
 
 
 def stored_tensors(model_dir: Path) -> dict[str, StoredTensor]:
-    """The base model's tensors in its files; raises ModelError when one of them is damaged or missing."""
+    """The tensors of the base model's weight files; raises ModelError if a file is damaged or missing."""
     stored: dict[str, StoredTensor] = {}
     for name in weight_files(model_dir):
         try:
@@ -67,53 +67,55 @@ def stored_tensors(model_dir: Path) -> dict[str, StoredTensor]:
         except TensorFileError as error:
             raise ModelError(str(error)) from error
         except FileNotFoundError as error:
-            raise ModelError(f"{model_dir / name} is named by the index but does not exist") from error
+            raise ModelError(f"{model_dir / name} is listed in the weights index but does not exist") from error
     return stored
 
 
 class _Reader:
-    """Hands out tensors by name and knows which were never asked for."""
+    """Reads tensors by name and tracks which ones were used."""
 
-    def __init__(self, stored: Mapping[str, Stored], dtype: torch.dtype, kernels: Kernels, where: torch.device) -> None:
-        self._stored, self._dtype, self._kernels, self._where = stored, dtype, kernels, where
-        self._taken: set[str] = set()
+    def __init__(
+        self, stored: Mapping[str, Stored], dtype: torch.dtype, kernels: Kernels, device: torch.device
+    ) -> None:
+        self._stored, self._dtype, self._kernels, self._device = stored, dtype, kernels, device
+        self._used: set[str] = set()
 
-    def _take(self, name: str, *shape: int) -> torch.Tensor:
-        """The tensor in the engine's type; of that same type it is still mapped from its file."""
+    def _read(self, name: str, *shape: int) -> torch.Tensor:
+        """The tensor in the engine's dtype; it is still mapped from its file if no conversion was needed."""
         stored = self._stored.get(name)
         if stored is None:
             raise ModelError(f"tensor {name} is missing from the base model's weights")
         if tuple(stored.shape) != shape:
-            raise ModelError(f"tensor {name} has shape {tuple(stored.shape)}, but config.json makes it {shape}")
-        self._taken.add(name)
+            raise ModelError(f"tensor {name} has shape {tuple(stored.shape)}, but config.json requires {shape}")
+        self._used.add(name)
         if isinstance(stored, torch.Tensor):
-            return stored.to(self._where, self._dtype)
+            return stored.to(self._device, self._dtype)
         if stored.dtype not in ("F32", "F16", "BF16"):
-            raise ModelError(f"tensor {name} is of type {stored.dtype}; supported are F32, F16 and BF16")
-        return to_tensor(stored).to(self._where, self._dtype)
+            raise ModelError(f"tensor {name} has dtype {stored.dtype}; supported are F32, F16 and BF16")
+        return to_tensor(stored).to(self._device, self._dtype)
 
     def vector(self, name: str, size: int) -> torch.Tensor:
-        """A norm's weight."""
-        return self._take(name, size).clone()
+        """A vector, such as the weight of a norm."""
+        return self._read(name, size).clone()
 
     def packed(self, name: str, outputs: int, inputs: int) -> PackedLinear:
-        """A matrix of its own."""
-        return self._kernels.pack_linear([self._take(name, outputs, inputs)])
+        """A single packed matrix."""
+        return self._kernels.pack_linear([self._read(name, outputs, inputs)])
 
     def linear(
         self, prefix: str, names: tuple[str, ...], sizes: tuple[int, ...], inputs: int, *, bias: bool
     ) -> PackedLinear:
-        """Projections of one input."""
+        """Projections of one input, packed together."""
         pairs = list(zip(names, sizes, strict=True))
-        weights = [self._take(f"{prefix}.{name}.weight", size, inputs) for name, size in pairs]
-        biases = [self._take(f"{prefix}.{name}.bias", size) for name, size in pairs] if bias else []
+        weights = [self._read(f"{prefix}.{name}.weight", size, inputs) for name, size in pairs]
+        biases = [self._read(f"{prefix}.{name}.bias", size) for name, size in pairs] if bias else []
         return self._kernels.pack_linear(weights, biases)
 
-    def check_all_taken(self, ignored: set[str]) -> None:
-        """Raise ModelError when the file holds a tensor that the decoder does not use."""
-        unknown = [name for name in self._stored if name not in self._taken | ignored and "rotary_emb" not in name]
+    def check_all_used(self, ignored: set[str]) -> None:
+        """Raise ModelError if there is a tensor that the decoder does not use."""
+        unknown = [name for name in self._stored if name not in self._used | ignored and "rotary_emb" not in name]
         if unknown:
-            raise ModelError(f"tensor {unknown[0]} belongs to no part of this decoder; the model is of another kind")
+            raise ModelError(f"tensor {unknown[0]} is not part of this decoder; the model's architecture differs")
 
 
 def _layer(reader: _Reader, config: ModelConfig, index: int) -> LayerWeights:

@@ -1,4 +1,4 @@
-"""Activation buffers, allocated once for the largest step; a step takes their first rows."""
+"""Activation buffers, allocated once for the largest step; each step uses their first rows."""
 
 import functools
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from torch import Tensor
 
 from engine.files.model_config import ModelConfig
 
-VIEWS_KEPT = 4096
+MAX_CACHED_VIEWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """One step's rows of every buffer, each [tokens, width]. `x` is the residual stream, `y` is added to it next."""
+    """One step's rows of each buffer, [tokens, width]. `x` is the residual stream, `y` the next addition to it."""
 
     x: Tensor
     y: Tensor
@@ -26,7 +26,7 @@ class Activations:
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """The same for the rows that are sampled; `logits` is float32 [rows, vocabulary]."""
+    """The buffers for the sampled rows; `logits` is float32 [rows, vocabulary]."""
 
     x: Tensor
     y: Tensor
@@ -35,13 +35,13 @@ class SampledRows:
 
 
 class Workspace:
-    """Not touched until used: a buffer costs the memory of the largest step so far."""
+    """The buffers of all steps. On the CPU, physical memory grows with the largest step so far."""
 
     def __init__(
-        self, model: ModelConfig, dtype: torch.dtype, max_tokens: int, max_sampled: int, where: torch.device
+        self, model: ModelConfig, dtype: torch.dtype, max_tokens: int, max_sampled: int, device: torch.device
     ) -> None:
-        def rows(count: int, width: int, kind: torch.dtype = dtype) -> Tensor:
-            return torch.empty(count, width, dtype=kind, device=where)
+        def rows(count: int, width: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.empty(count, width, dtype=dtype, device=device)
 
         hidden, inner = model.hidden_size, model.intermediate_size
         self._all = Activations(
@@ -59,8 +59,8 @@ class Workspace:
             normed=rows(max_sampled, hidden),
             logits=rows(max_sampled, model.vocab_size, torch.float32),
         )
-        self.rows = functools.lru_cache(VIEWS_KEPT)(self._rows)
-        self.sampled = functools.lru_cache(VIEWS_KEPT)(self._sampled_rows)
+        self.rows = functools.lru_cache(MAX_CACHED_VIEWS)(self._rows)
+        self.sampled = functools.lru_cache(MAX_CACHED_VIEWS)(self._sampled_rows)
 
     def _rows(self, num_tokens: int) -> Activations:
         return Activations(*(getattr(self._all, name)[:num_tokens] for name in Activations.__slots__))

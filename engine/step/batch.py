@@ -1,4 +1,4 @@
-"""Builds a StepBatch from a plan, once for all layers, with numpy alone."""
+"""Builds a StepBatch from a plan, once for all layers, with numpy."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
@@ -20,7 +20,7 @@ Ids = npt.NDArray[np.int64]
 def build_batch(
     plan: Many[Slice], adapter_of: Callable[[Slice], LoadedAdapter | None], tables: SlotTables
 ) -> StepBatch:
-    """Lay out a plan whose slices stand in the order of their adapters."""
+    """Build the batch of a plan whose slices are ordered by adapter."""
     starts = np.array([part.sequence.num_computed for part in plan], np.int32)
     counts = np.array([part.num_tokens for part in plan], np.int32)
     ends = np.cumsum(counts, dtype=np.int32)
@@ -30,7 +30,7 @@ def build_batch(
         token_ids=torch.from_numpy(_token_ids(plan)),
         attention=AttentionBatch(
             block_tables=torch.from_numpy(_block_tables(plan)),
-            query_starts=torch.from_numpy(_from_zero(ends)),
+            query_starts=torch.from_numpy(_prepend_zero(ends)),
             context_lens=torch.from_numpy(starts + counts),
         ),
         lora=_lora(adapters, ends, tables) if any(adapter is not None for adapter in adapters) else None,
@@ -55,7 +55,7 @@ def _block_tables(plan: Many[Slice]) -> npt.NDArray[np.int32]:
     return table
 
 
-def _from_zero(ends: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def _prepend_zero(ends: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     return np.concatenate((np.zeros(1, np.int32), ends))
 
 
@@ -65,10 +65,10 @@ def _lora(adapters: Many[LoadedAdapter | None], ends: npt.NDArray[np.int32], tab
 
 
 def _segments(slots: list[int], ends: npt.NDArray[np.int32]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Join neighbours of one slot: their ends, from zero on, and each one's slot."""
+    """Merge adjacent rows of one slot into a segment: the segments' bounds and their slots."""
     last = [index for index, slot in enumerate(slots) if index + 1 == len(slots) or slots[index + 1] != slot]
-    joined = np.array([slots[index] for index in last], np.int32)
-    return torch.from_numpy(_from_zero(ends[last])), torch.from_numpy(joined)
+    segment_slots = np.array([slots[index] for index in last], np.int32)
+    return torch.from_numpy(_prepend_zero(ends[last])), torch.from_numpy(segment_slots)
 
 
 def _edges(
@@ -82,12 +82,12 @@ def _edges(
         return None
     embedding = tuple(
         EmbeddingRows(start, end, adapter.slot, adapter.layout.embedding_rank)
-        for start, end, adapter in zip(_from_zero(ends).tolist(), ends.tolist(), adapters, strict=False)
+        for start, end, adapter in zip(_prepend_zero(ends).tolist(), ends.tolist(), adapters, strict=False)
         if adapter is not None and adapter.layout.embedding_rank
     )
     rows = [adapter for adapter, is_sampled in zip(adapters, sampled.tolist(), strict=True) if is_sampled]
     slots = [adapter.slot if adapter is not None and adapter.layout.has_head else NO_SLOT for adapter in rows]
     if all(slot == NO_SLOT for slot in slots):
         return EdgeBatch(embedding, None)
-    segments, joined = _segments(slots, np.arange(1, len(slots) + 1, dtype=np.int32))
-    return EdgeBatch(embedding, LoraBatch(tables.edges, segments, joined))
+    segments, segment_slots = _segments(slots, np.arange(1, len(slots) + 1, dtype=np.int32))
+    return EdgeBatch(embedding, LoraBatch(tables.edges, segments, segment_slots))

@@ -1,8 +1,8 @@
-"""Decode steps of few sizes, each recorded once and played again whatever adapters and ranks are in the batch.
+"""Records decode steps of a few padded sizes once and replays them for any adapters and ranks.
 
-Rows are padded to a bucket of the batch size, block tables to one of the context. The work lists that the kernels take
-their rows from are built on the device, so a recording holds for every mix; it ends with the tables' and buffers'
-addresses, or when an adapter comes whose rank is beyond what the kernels were told.
+Rows are padded to a bucket of the batch size, and block tables to a bucket of the context length. The kernels build
+their work lists on the device, so a recording is valid for every mix of adapters. It becomes invalid when the tables or
+buffers are reallocated, or when an adapter's rank exceeds the bound that the kernels were given.
 """
 
 from collections.abc import Callable
@@ -12,73 +12,73 @@ from torch import Tensor
 
 from engine.device import Device
 from engine.model.batch import StepBatch
-from engine.step.placement import Sizes
+from engine.step.placement import PaddedSizes
 
-Memory = tuple[int, ...]
-"""Of all that a recording reads or writes, how often something larger took its place, or the bound of what it holds."""
+MemoryVersion = tuple[int, ...]
+"""Generations of the buffers that recordings use, and the rank bound; recordings are invalid once it changes."""
 
 SMALL_BUCKETS = (1, 2, 4)
 BUCKET_STEP = 8
-FEWEST_BLOCKS = 16
-"""Programs of the attention that find no keys cost less than a recording for each length of short contexts."""
+MIN_BLOCKS = 16
+"""Attention programs without keys cost less than separate recordings for short contexts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What a recording depends on beside memory. `num_segments` 0 is the base model alone, 1 one adapter alone."""
+    """The key of a recording. `num_segments` is 0 for the base model alone and 1 for a single adapter."""
 
-    sizes: Sizes
+    sizes: PaddedSizes
     num_segments: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    """`logits` are where the replayed work leaves them."""
+    """A recorded step; each replay writes `logits`."""
 
     replay: Callable[[], None]
     logits: Tensor
 
 
-def batch_buckets(most: int) -> list[int]:
-    """All numbers of rows that decode steps are padded to, smallest first."""
-    return sorted({batch_bucket(sequences, most) for sequences in range(1, most + 1)})
+def batch_buckets(max_batch_size: int) -> list[int]:
+    """All numbers of rows that decode steps are padded to, in ascending order."""
+    return sorted({batch_bucket(sequences, max_batch_size) for sequences in range(1, max_batch_size + 1)})
 
 
-def batch_bucket(sequences: int, most: int) -> int:
-    """The number of rows that a decode step of so many sequences is padded to."""
+def batch_bucket(sequences: int, max_batch_size: int) -> int:
+    """The number of rows that a decode step of this many sequences is padded to."""
     small = next((size for size in SMALL_BUCKETS if sequences <= size), None)
-    return min(small or -(-sequences // BUCKET_STEP) * BUCKET_STEP, most)
+    return min(small or -(-sequences // BUCKET_STEP) * BUCKET_STEP, max_batch_size)
 
 
 def block_bucket(blocks: int) -> int:
-    """The length that block tables are padded to."""
-    return max(FEWEST_BLOCKS, 1 << (blocks - 1).bit_length())
+    """The length that block tables of this many blocks are padded to."""
+    return max(MIN_BLOCKS, 1 << (blocks - 1).bit_length())
 
 
-def sizes_for(batch: StepBatch, max_batch_size: int) -> Sizes | None:
-    """What to pad a step to; None when it is no decode step, or reaches beyond the layers: then it is not recorded."""
+def padded_sizes(batch: StepBatch, max_batch_size: int) -> PaddedSizes | None:
+    """The padded sizes of a step. None if it is not recorded: it is not a decode step, or adapts embedding or head."""
     attention = batch.attention
     sequences = len(attention.context_lens)
     if batch.num_tokens != sequences or len(batch.sampled_rows) != sequences or batch.edges is not None:
         return None
-    return Sizes(batch_bucket(sequences, max_batch_size), block_bucket(attention.block_tables.shape[1]))
+    return PaddedSizes(batch_bucket(sequences, max_batch_size), block_bucket(attention.block_tables.shape[1]))
 
 
 class Graphs:
-    """Recordings of the decoder by what they depend on."""
+    """The recordings of a decoder by variant."""
 
     def __init__(self, device: Device, forward: Callable[[StepBatch], Tensor]) -> None:
         self._device, self._forward = device, forward
         self._recordings: dict[Variant, _Recording] = {}
-        self._memory: Memory = ()
+        self._memory: MemoryVersion = ()
 
     def __len__(self) -> int:
         return len(self._recordings)
 
-    def run(self, step: StepBatch, sizes: Sizes, memory: Memory) -> Tensor:
-        """Logits of a padded step whose tensors lie where those of its variant always do.
+    def run(self, step: StepBatch, sizes: PaddedSizes, memory: MemoryVersion) -> Tensor:
+        """Logits of a padded step, whose tensors must have the same addresses as in its variant's recording.
 
-        When `memory` is not what it was, nothing lies where the recordings look for it.
+        A change of `memory` means that addresses have changed, and drops all recordings.
         """
         if memory != self._memory:
             self.clear()
@@ -95,7 +95,7 @@ class Graphs:
     def clear(self) -> None:
         """Drop all recordings."""
         self._recordings.clear()
-        self._device.forget_recordings()
+        self._device.discard_recordings()
 
     def _record(self, step: StepBatch) -> _Recording:
         logits: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""A step's metadata as flat arrays and back as tensors elsewhere, padded where a recorded step wants fixed sizes."""
+"""Flattens a step's metadata into arrays, rebuilds it from tensors on the device, and pads it for recorded steps."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,15 +16,15 @@ Array = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """What a batch is padded to. `sequences` are rows too, as each of them has one token."""
+class PaddedSizes:
+    """The padded sizes of a decode batch; each sequence has one token, so `sequences` is also the number of rows."""
 
     sequences: int
     blocks: int
 
 
 def arrays_of(batch: StepBatch) -> list[Array]:
-    """Every array of a batch that lies in host memory, in a fixed order."""
+    """All arrays of a batch in host memory, in a fixed order."""
     attention = batch.attention
     tensors = [
         *(batch.token_ids, attention.block_tables, attention.query_starts, attention.context_lens, batch.sampled_rows),
@@ -39,24 +39,24 @@ def _segments(lora: LoraBatch | None) -> list[Tensor]:
 
 
 def with_tensors(batch: StepBatch, tensors: Sequence[Tensor]) -> StepBatch:
-    """The same batch with other tensors for its arrays."""
+    """The same batch with its arrays replaced by tensors, in the order of `arrays_of`."""
     rest = iter(tensors)
     token_ids, tables, starts, lengths, sampled = (next(rest) for _ in range(5))
-    lora = _moved(batch.lora, rest)
+    lora = _with_segment_tensors(batch.lora, rest)
     edges = batch.edges
     if edges is not None:
-        edges = EdgeBatch(edges.embedding, _moved(edges.head, rest))
+        edges = EdgeBatch(edges.embedding, _with_segment_tensors(edges.head, rest))
     return StepBatch(token_ids, AttentionBatch(tables, starts, lengths), lora, edges, sampled)
 
 
-def _moved(lora: LoraBatch | None, tensors: Iterator[Tensor]) -> LoraBatch | None:
+def _with_segment_tensors(lora: LoraBatch | None, tensors: Iterator[Tensor]) -> LoraBatch | None:
     return None if lora is None else LoraBatch(lora.tables, next(tensors), next(tensors))
 
 
-def without_mix(batch: StepBatch) -> StepBatch:
-    """As many segments as sequences, whoever shares adapters, so that the mix does not choose the kernels' blocks.
+def one_segment_per_sequence(batch: StepBatch) -> StepBatch:
+    """Pad the segments to one per sequence, so that the kernels' block sizes do not depend on shared adapters.
 
-    A batch of one adapter alone keeps its one segment: its matrices are then read once for all rows.
+    A batch with a single adapter keeps its one segment, so that the adapter's matrices are read once for all rows.
     """
     lora, sequences = batch.lora, len(batch.attention.context_lens)
     if lora is None or len(lora.segment_slots) == 1:
@@ -64,10 +64,10 @@ def without_mix(batch: StepBatch) -> StepBatch:
     return replace(batch, lora=_with_segments(lora, sequences))
 
 
-def padded(batch: StepBatch, sizes: Sizes) -> StepBatch:
-    """A decode batch with rows that belong to no sequence behind its own: nothing is computed of their attention.
+def padded(batch: StepBatch, sizes: PaddedSizes) -> StepBatch:
+    """Pad a decode batch with rows that belong to no sequence. Attention skips them.
 
-    What the dense operators make of them is never read.
+    The dense operators compute them, but the results are never read.
     """
     attention, rows = batch.attention, sizes.sequences
     tables = np.zeros((rows, sizes.blocks), np.int32)
@@ -77,11 +77,11 @@ def padded(batch: StepBatch, sizes: Sizes) -> StepBatch:
     if lora is not None and len(lora.segment_slots) > 1:
         lora = _with_segments(lora, rows)
     return StepBatch(
-        token_ids=_grown(batch.token_ids, rows, 0),
+        token_ids=_pad(batch.token_ids, rows, 0),
         attention=AttentionBatch(
             _tensor(tables),
-            _grown(attention.query_starts, rows + 1, len(own)),
-            _grown(attention.context_lens, rows, 0),
+            _pad(attention.query_starts, rows + 1, len(own)),
+            _pad(attention.context_lens, rows, 0),
         ),
         lora=lora,
         edges=None,
@@ -91,10 +91,10 @@ def padded(batch: StepBatch, sizes: Sizes) -> StepBatch:
 
 def _with_segments(lora: LoraBatch, count: int) -> LoraBatch:
     end = int(lora.segments[-1])
-    return LoraBatch(lora.tables, _grown(lora.segments, count + 1, end), _grown(lora.segment_slots, count, NO_SLOT))
+    return LoraBatch(lora.tables, _pad(lora.segments, count + 1, end), _pad(lora.segment_slots, count, NO_SLOT))
 
 
-def _grown(values: Tensor, length: int, filler: int) -> Tensor:
+def _pad(values: Tensor, length: int, filler: int) -> Tensor:
     array = values.numpy()
     return _tensor(np.concatenate((array, np.full(length - len(array), filler, array.dtype))))
 

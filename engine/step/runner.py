@@ -1,4 +1,4 @@
-"""One step's forward pass and sampling: on host memory as it lies, or on a device that all is copied to first."""
+"""Runs one step's forward pass and sampling, on host memory or on a device."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -11,12 +11,12 @@ from engine.lora.tables import SlotTables
 from engine.memory.storage import Storage
 from engine.model.batch import StepBatch
 from engine.model.decoder import Decoder
-from engine.scheduling.sequence import Sequence as Running
-from engine.step.graphs import Graphs, Memory, sizes_for
-from engine.step.placement import arrays_of, padded, with_tensors, without_mix
-from engine.step.sampling import Choices, choices_of, choose, read, result_size, sample
+from engine.scheduling.sequence import Sequence as ScheduledSequence
+from engine.step.graphs import Graphs, MemoryVersion, padded_sizes
+from engine.step.placement import arrays_of, one_segment_per_sequence, padded, with_tensors
+from engine.step.sampling import SamplingBatch, build_sampling_batch, read_result, result_size, sample, sample_batch
 from engine.step.staging import ALIGNMENT, Staging
-from engine.step.warmup import Extent, idle_steps
+from engine.step.warmup import StepLimits, warmup_steps
 from engine.types import PageId, Sampled
 
 BYTES_PER_TOKEN = 8
@@ -25,39 +25,39 @@ SPARE_BYTES = 1 << 16
 
 
 class Runner(Protocol):
-    """Computes a step."""
+    """Computes steps."""
 
-    def run(self, batch: StepBatch, rows: Sequence[Running]) -> list[Sampled]:
-        """Store the step's keys and values and choose the next token of each sampled row."""
+    def run(self, batch: StepBatch, rows: Sequence[ScheduledSequence]) -> list[Sampled]:
+        """Compute a step, store its keys and values, and sample the next token of each row in `rows`."""
 
     def warm_up(self, page: PageId) -> None:
-        """Do what is done once for every kind of step, on a page that is nobody's, and wait for it."""
+        """Compile and record every kind of step, using a page that no sequence uses, and wait until it is done."""
 
     def close(self) -> None:
-        """Drop what was recorded."""
+        """Drop all recordings."""
 
 
 class LocalRunner:
-    """Operators that read the host's memory."""
+    """Runs kernels that read host memory."""
 
     def __init__(self, backend: Backend, decoder: Decoder) -> None:
         self._kernels, self._decoder = backend.kernels, decoder
 
-    def run(self, batch: StepBatch, rows: Sequence[Running]) -> list[Sampled]:
+    def run(self, batch: StepBatch, rows: Sequence[ScheduledSequence]) -> list[Sampled]:
         """See `Runner.run`."""
         with torch.inference_mode():
             logits = self._decoder.forward(batch)
             return sample(logits, rows, self._kernels) if rows else []
 
     def warm_up(self, page: PageId) -> None:
-        """See `Runner.warm_up`: the operators were compiled when they were loaded."""
+        """See `Runner.warm_up`: nothing to do, the kernels are compiled when they are loaded."""
 
     def close(self) -> None:
         """See `Runner.close`: nothing is recorded."""
 
 
 class RemoteRunner:
-    """Operators of a device: metadata goes there by one copy, decode steps are recorded, sampled tokens come back."""
+    """Runs kernels on a device: one copy sends a step's metadata, one returns its tokens; decode steps are recorded."""
 
     def __init__(
         self, config: EngineConfig, backend: Backend, decoder: Decoder, tables: SlotTables, storage: Storage
@@ -65,11 +65,11 @@ class RemoteRunner:
         self._backend, self._decoder, self._tables = backend, decoder, tables
         self._max_batch_size = config.max_batch_size
         length = min(decoder.max_tokens, config.max_batch_tokens)
-        self._extent = Extent(config.max_batch_size, config.max_batch_tokens, length, storage.tokens_per_page)
+        self._limits = StepLimits(config.max_batch_size, config.max_batch_tokens, length, storage.tokens_per_page)
         blocks = -(-decoder.max_tokens // storage.tokens_per_page)
         per_sequence = BYTES_PER_SEQUENCE + 2 * blocks * 4
         num_bytes = config.max_batch_tokens * BYTES_PER_TOKEN + config.max_batch_size * per_sequence + SPARE_BYTES
-        # Many adapters loaded before one step send all their rows with it; to grow then would end every recording.
+        # Room for all table rows in one step, since growing the buffer would invalidate every recording.
         num_bytes += sum(table.nbytes + len(table) * ALIGNMENT for table in tables.arrays)
         self._staging = Staging(backend.device, num_bytes)
         self._vocabulary = decoder.config.vocab_size
@@ -77,30 +77,30 @@ class RemoteRunner:
         self._results = backend.device.host(config.max_batch_size * width * 8).view(torch.float64).view(-1, width)
         self.graphs = Graphs(backend.device, decoder.forward) if config.graphs else None
 
-    def run(self, batch: StepBatch, rows: Sequence[Running]) -> list[Sampled]:
+    def run(self, batch: StepBatch, rows: Sequence[ScheduledSequence]) -> list[Sampled]:
         """See `Runner.run`."""
-        sizes = sizes_for(batch, self._max_batch_size) if self.graphs is not None else None
-        here = without_mix(batch) if sizes is None else padded(batch, sizes)
+        sizes = padded_sizes(batch, self._max_batch_size) if self.graphs is not None else None
+        host_step = one_segment_per_sequence(batch) if sizes is None else padded(batch, sizes)
         changes = list(self._tables.changes())
-        arrays = arrays_of(here)
-        asked = choices_of(rows, self._vocabulary)
-        tensors = self._staging.send([*arrays, *asked, *(array for _, array in changes)])
-        step, rest = with_tensors(here, tensors), tensors[len(arrays) :]
-        choices = Choices(*rest[: len(asked)])
+        arrays = arrays_of(host_step)
+        sampling_arrays = build_sampling_batch(rows, self._vocabulary)
+        tensors = self._staging.send([*arrays, *sampling_arrays, *(array for _, array in changes)])
+        step, rest = with_tensors(host_step, tensors), tensors[len(arrays) :]
+        sampling = SamplingBatch(*rest[: len(sampling_arrays)])
         with torch.inference_mode():
-            for (row, _), now in zip(changes, rest[len(asked) :], strict=True):
-                row.copy_(now)
+            for (row, _), value in zip(changes, rest[len(sampling_arrays) :], strict=True):
+                row.copy_(value)
             if self.graphs is None or sizes is None:
                 logits = self._decoder.forward(step)
             else:
                 logits = self.graphs.run(step, sizes, self._memory())
             if not rows:
                 return []
-            return read(self._fetch(choose(logits[: len(rows)], choices, self._backend.kernels)), rows)
+            return read_result(self._fetch(sample_batch(logits[: len(rows)], sampling, self._backend.kernels)), rows)
 
     def warm_up(self, page: PageId) -> None:
         """See `Runner.warm_up`."""
-        for batch, rows in idle_steps(self._extent, self._tables.layers, page):
+        for batch, rows in warmup_steps(self._limits, self._tables.layers, page):
             self.run(batch, rows)
 
     def close(self) -> None:
@@ -109,21 +109,21 @@ class RemoteRunner:
             self.graphs.clear()
 
     def _fetch(self, result: torch.Tensor) -> torch.Tensor:
-        """In host memory: the only time in a step that the host waits for the device."""
-        here, stream = self._results[: len(result)], self._backend.device.compute
-        stream.copy(here, result)
-        stream.mark().wait()
-        return here
+        """Copy the result to host memory: the only time in a step that the host waits for the device."""
+        host_result, stream = self._results[: len(result)], self._backend.device.compute
+        stream.copy(host_result, result)
+        stream.record_event().wait()
+        return host_result
 
-    def _memory(self) -> Memory:
-        """Not addresses: new tensors of other strides may come to lie where the old ones did."""
+    def _memory(self) -> MemoryVersion:
+        """Generations rather than addresses: a new tensor with other strides can have an old one's address."""
         return self._staging.generation, self._tables.generation, self._tables.layers.rank_bound or 0
 
 
 def make_runner(
     config: EngineConfig, backend: Backend, decoder: Decoder, tables: SlotTables, storage: Storage
 ) -> Runner:
-    """The runner of a backend."""
+    """Create the runner of a backend."""
     if backend.is_remote:
         return RemoteRunner(config, backend, decoder, tables, storage)
     return LocalRunner(backend, decoder)

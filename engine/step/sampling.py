@@ -1,8 +1,8 @@
-"""From logits to tokens, for all rows of a step at once, each by its own parameters and nothing of the others.
+"""Samples the rows of a step together; each row's token depends only on its own logits and parameters.
 
-choices_of    what the rows ask for, as arrays in host memory; these go to the device with the step's metadata
-choose        tokens and log-probabilities, computed where the logits lie; nothing is read back on the way
-read          the one result, back on the host
+build_sampling_batch  collects the rows' parameters as arrays in host memory, sent along with the step's metadata
+sample_batch          computes tokens and log-probabilities where the logits are, without reading anything back
+read_result           converts the result, once it is in host memory
 """
 
 from collections.abc import Sequence
@@ -14,24 +14,25 @@ import torch
 from torch import Tensor
 
 from engine.kernels import Kernels, Limits
-from engine.scheduling.sequence import Sequence as Running
+from engine.scheduling.sequence import Sequence as ScheduledSequence
 from engine.types import MAX_LOGPROBS, Sampled, SamplingParams
 
-LARGEST_LOGIT = 1e30
+MAX_LOGIT = 1e30
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-TOKEN, IS_FINITE, LOGPROB, LIKELIEST = 0, 1, 2, 3
+TOKEN, IS_FINITE, LOGPROB, TOP = 0, 1, 2, 3
 
 Array = npt.NDArray[np.generic]
 Values = TypeVar("Values")
 
 
-class Choices(NamedTuple, Generic[Values]):
-    """What the rows ask for, as arrays or as tensors; rows that take the likeliest token are in none of them.
+class SamplingBatch(NamedTuple, Generic[Values]):
+    """The rows' sampling parameters, as arrays or tensors. Plain greedy rows appear only in `reported`.
 
-    changed: int64 [m], rows of the logits. seen, counted: int64, places in the changed rows' logits laid end to end,
-    no place twice; repetition and penalty: fp32, what these are divided (or multiplied) by and what is taken off.
-    drawn: int64 [d], of the changed rows; temperature, min_p, uniform: fp64 [d]. restricted: int64 [r], of the drawn
-    ones; top_k: int64, top_p: fp64 [r]. reported: int64, rows of the logits whose log-probabilities are asked for.
+    changed: int64 [m], rows with penalties or a temperature. seen, counted: int64, unique indices into the flattened
+    logits of the changed rows; repetition, penalty: fp32, the repetition penalty of each seen token and the value to
+    subtract for each counted token. drawn: int64 [d], indices into changed; temperature, min_p, uniform: fp64 [d].
+    restricted: int64 [r], indices into drawn; top_k: int64 [r], top_p: fp64 [r]. reported: int64, rows that report
+    log-probabilities.
     """
 
     changed: Values
@@ -49,23 +50,23 @@ class Choices(NamedTuple, Generic[Values]):
     reported: Values
 
 
-def sample(logits: Tensor, rows: Sequence[Running], kernels: Kernels) -> list[Sampled]:
-    """Choose the next token of each row; logits fp32 (rows, vocabulary) in host memory are only read.
+def sample(logits: Tensor, rows: Sequence[ScheduledSequence], kernels: Kernels) -> list[Sampled]:
+    """Sample the next token of each row from logits in host memory, fp32 (rows, vocabulary), which are not modified.
 
-    A row whose logits are not finite is marked so and its token is meaningless.
+    A row with logits that are not finite has `finite` false and a meaningless token.
     """
-    choices = Choices(*(torch.from_numpy(array) for array in choices_of(rows, logits.shape[1])))
-    return read(choose(logits, choices, kernels), rows)
+    batch = SamplingBatch(*(torch.from_numpy(array) for array in build_sampling_batch(rows, logits.shape[1])))
+    return read_result(sample_batch(logits, batch, kernels), rows)
 
 
-def choices_of(rows: Sequence[Running], vocabulary: int) -> Choices[Array]:
-    """What the rows of a step ask for."""
+def build_sampling_batch(rows: Sequence[ScheduledSequence], vocabulary: int) -> SamplingBatch[Array]:
+    """Collect the sampling parameters of a step's rows."""
     changed = [index for index, row in enumerate(rows) if not _is_plain(row.sampling)]
     some = [rows[index] for index in changed]
     drawn = [index for index, row in enumerate(some) if row.sampling.temperature > 0]
     params = [some[index].sampling for index in drawn]
     restricted = [index for index, p in enumerate(params) if p.top_k or p.top_p < 1.0]
-    return Choices(
+    return SamplingBatch(
         _ids(changed),
         *_seen(some, vocabulary),
         *_counted(some, vocabulary),
@@ -81,7 +82,7 @@ def choices_of(rows: Sequence[Running], vocabulary: int) -> Choices[Array]:
 
 
 def _is_plain(p: SamplingParams) -> bool:
-    """True when the likeliest token of the raw logits is the one."""
+    """True if the row takes the most likely token of the raw logits."""
     is_penalised = p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1.0
     return not (p.temperature > 0 or is_penalised)
 
@@ -90,8 +91,8 @@ def _ids(values: Sequence[int]) -> Array:
     return np.array(values, np.int64)
 
 
-def _seen(rows: Sequence[Running], vocabulary: int) -> tuple[Array, Array]:
-    """Repetition counts the prompt's tokens too: (places, what they are divided by)."""
+def _seen(rows: Sequence[ScheduledSequence], vocabulary: int) -> tuple[Array, Array]:
+    """Tokens of the prompt and the output that the repetition penalty applies to: (indices, penalties)."""
     places, penalties = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
     for index, row in enumerate(rows):
         if row.sampling.repetition_penalty != 1.0:
@@ -101,8 +102,8 @@ def _seen(rows: Sequence[Running], vocabulary: int) -> tuple[Array, Array]:
     return np.concatenate(places), np.concatenate(penalties)
 
 
-def _counted(rows: Sequence[Running], vocabulary: int) -> tuple[Array, Array]:
-    """Presence and frequency count generated tokens: (places, what is taken off)."""
+def _counted(rows: Sequence[ScheduledSequence], vocabulary: int) -> tuple[Array, Array]:
+    """Generated tokens that presence and frequency penalties apply to: (indices, values to subtract)."""
     places, penalties = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
     for index, row in enumerate(rows):
         p = row.sampling
@@ -116,53 +117,52 @@ def _counted(rows: Sequence[Running], vocabulary: int) -> tuple[Array, Array]:
 
 
 def result_size(vocabulary: int) -> int:
-    """Numbers in a row of `choose`'s result."""
-    return LIKELIEST + 2 * min(MAX_LOGPROBS, vocabulary)
+    """Number of values in a row of `sample_batch`'s result."""
+    return TOP + 2 * min(MAX_LOGPROBS, vocabulary)
 
 
-def choose(logits: Tensor, choices: Choices[Tensor], kernels: Kernels) -> Tensor:
-    """fp64 [rows, 3 + 2 n]: token, whether it means anything, its log-probability, the likeliest n and theirs.
+def sample_batch(logits: Tensor, batch: SamplingBatch[Tensor], kernels: Kernels) -> Tensor:
+    """Sample all rows; returns fp64 [rows, 3 + 2 n].
 
-    Log-probabilities are of the raw logits; they are there for the rows that ask for them.
+    A row has the token, whether its logits are finite, the token's log-probability, the n most likely tokens and their
+    log-probabilities. Log-probabilities are of the raw logits and are set only in rows that report them.
     """
     largest, logsumexp = kernels.logit_stats(logits)
-    if len(choices.changed):
-        chosen = _choose(torch.index_select(logits, 0, choices.changed), choices, kernels)
-        largest = largest.index_copy(0, choices.changed, chosen)
+    if len(batch.changed):
+        chosen = _sample_changed(torch.index_select(logits, 0, batch.changed), batch, kernels)
+        largest = largest.index_copy(0, batch.changed, chosen)
     result = torch.zeros(len(logits), result_size(logits.shape[1]), dtype=torch.float64, device=logits.device)
     result[:, TOKEN] = largest
     result[:, IS_FINITE] = torch.isfinite(logsumexp)
-    if len(choices.reported):
-        _report(result, logits, largest, logsumexp, choices.reported)
+    if len(batch.reported):
+        _report(result, logits, largest, logsumexp, batch.reported)
     return result
 
 
-def _choose(logits: Tensor, choices: Choices[Tensor], kernels: Kernels) -> Tensor:
-    """Tokens by penalties and temperature; logits are overwritten."""
-    apply_penalties(logits, choices)
+def _sample_changed(logits: Tensor, batch: SamplingBatch[Tensor], kernels: Kernels) -> Tensor:
+    """Sample the rows with penalties or a temperature; overwrites their logits."""
+    apply_penalties(logits, batch)
     tokens, _ = kernels.logit_stats(logits)
-    if len(choices.drawn) == 0:
+    if len(batch.drawn) == 0:
         return tokens
-    limits = Limits(
-        *(choices.temperature, choices.min_p, choices.uniform, choices.restricted, choices.top_k, choices.top_p)
-    )
-    drawn = kernels.draw(torch.index_select(logits, 0, choices.drawn), limits)
-    return tokens.index_copy(0, choices.drawn, drawn)
+    limits = Limits(*(batch.temperature, batch.min_p, batch.uniform, batch.restricted, batch.top_k, batch.top_p))
+    drawn = kernels.draw(torch.index_select(logits, 0, batch.drawn), limits)
+    return tokens.index_copy(0, batch.drawn, drawn)
 
 
-def apply_penalties(logits: Tensor, choices: Choices[Tensor]) -> None:
-    """In place on the changed rows."""
+def apply_penalties(logits: Tensor, batch: SamplingBatch[Tensor]) -> None:
+    """Apply all penalties to the changed rows' logits, in place."""
     flat = logits.view(-1)
-    if len(choices.seen):
-        values, by = flat[choices.seen], choices.repetition
+    if len(batch.seen):
+        values, by = flat[batch.seen], batch.repetition
         values = torch.where(values > 0, values / by, values * by)
-        flat.index_copy_(0, choices.seen, values.clamp(-LARGEST_LOGIT, LARGEST_LOGIT))
-    if len(choices.counted):
-        flat.index_copy_(0, choices.counted, flat[choices.counted] - choices.penalty)
+        flat.index_copy_(0, batch.seen, values.clamp(-MAX_LOGIT, MAX_LOGIT))
+    if len(batch.counted):
+        flat.index_copy_(0, batch.counted, flat[batch.counted] - batch.penalty)
 
 
 def _report(result: Tensor, logits: Tensor, tokens: Tensor, logsumexp: Tensor, rows: Tensor) -> None:
-    """As many of the likeliest for every row as any may ask for, so that a row's do not depend on the others."""
+    """Write log-probabilities of `MAX_LOGPROBS` tokens for every reported row, so that no row depends on the others."""
     some, total = torch.index_select(logits, 0, rows), torch.index_select(logsumexp, 0, rows)[:, None]
     top = torch.topk(some, min(MAX_LOGPROBS, logits.shape[1]))
     own = some.gather(1, torch.index_select(tokens, 0, rows)[:, None]) - total
@@ -170,24 +170,24 @@ def _report(result: Tensor, logits: Tensor, tokens: Tensor, logsumexp: Tensor, r
     result[:, LOGPROB:].index_copy_(0, rows, reported)
 
 
-def read(result: Tensor, rows: Sequence[Running]) -> list[Sampled]:
-    """The result of `choose`, in host memory, as the rows' tokens."""
-    return [_read(values, row.sampling.logprobs) for values, row in zip(result.tolist(), rows, strict=True)]
+def read_result(result: Tensor, rows: Sequence[ScheduledSequence]) -> list[Sampled]:
+    """Convert the result of `sample_batch`, in host memory, to sampled tokens."""
+    return [_read_row(values, row.sampling.logprobs) for values, row in zip(result.tolist(), rows, strict=True)]
 
 
-def _read(values: list[Any], count: int | None) -> Sampled:
-    token, middle = int(values[TOKEN]), (LIKELIEST + len(values)) // 2
+def _read_row(values: list[Any], count: int | None) -> Sampled:
+    token, middle = int(values[TOKEN]), (TOP + len(values)) // 2
     logprobs = None
     if count is not None:
-        likeliest = zip(values[LIKELIEST : LIKELIEST + count], values[middle : middle + count], strict=True)
-        logprobs = {token: values[LOGPROB]} | {int(other): value for other, value in likeliest}
+        top = zip(values[TOP : TOP + count], values[middle : middle + count], strict=True)
+        logprobs = {token: values[LOGPROB]} | {int(other): value for other, value in top}
     return Sampled(token, logprobs, bool(values[IS_FINITE]))
 
 
-def _uniforms(rows: Sequence[Running]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) per row, made of its seed and its number of tokens so far alone (SplitMix64).
+def _uniforms(rows: Sequence[ScheduledSequence]) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) per row, a function of its seed and its number of generated tokens only (SplitMix64).
 
-    52 bits, so that its product with any sum stays below that sum.
+    It has 52 bits, so that its product with any sum stays below that sum.
     """
     seeds = np.array([row.seed for row in rows], dtype=np.uint64)
     counts = np.array([len(row.output_ids) for row in rows], dtype=np.uint64)

@@ -1,8 +1,8 @@
-"""Steps that compute nothing of use: a device compiles, sizes and records in them what it would otherwise in a job's.
+"""Warm-up steps, which make a device compile kernels, allocate memory and record graphs before the first request.
 
-Decode steps of every recorded number of rows at short contexts, and prefills of the largest step, each without
-adapters, with one and with several: tables without adapters make the kernels leave at once, but compile all the same.
-Left for their first use are longer contexts' recordings, and adapters on the embedding or the head.
+They are decode steps with every recorded number of rows at short contexts, and prefills of the largest step; each
+without adapters, with one and with several. With empty tables the kernels return immediately, but are compiled. Not
+covered, and done on first use: recordings for longer contexts, and adapters on the embedding or the head.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from engine.step.graphs import batch_buckets
 from engine.types import PageId, RequestId, SamplingParams
 
 PREFILLS = (1, 2)
-"""Sequences of a prefill step: kernels choose other blocks by the mean length of what they are given."""
+"""Numbers of sequences in prefill steps: the kernels' block sizes depend on the mean length of the sequences."""
 
 SAMPLINGS = (
     SamplingParams(),
@@ -29,8 +29,8 @@ SAMPLINGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
-    """Of a step: sequences, tokens, and the tokens of one sequence, at most; tokens of a page."""
+class StepLimits:
+    """The most sequences, tokens, and tokens of one sequence that a step can have; and the tokens per page."""
 
     sequences: int
     tokens: int
@@ -38,27 +38,29 @@ class Extent:
     tokens_per_page: int
 
 
-def idle_steps(extent: Extent, tables: LoraTables, page: PageId) -> Iterator[tuple[StepBatch, list[Sequence]]]:
-    """The steps and whose tokens are sampled in each. All of them write to one page, and any slot's adapter will do."""
+def warmup_steps(limits: StepLimits, tables: LoraTables, page: PageId) -> Iterator[tuple[StepBatch, list[Sequence]]]:
+    """Yield steps and the sequences sampled in each. All steps write to one page and use the adapter of slot 0."""
     turns = itertools.count()
     for num_adapters in (0, 1, 2):
-        for count in batch_buckets(extent.sequences):
+        for count in batch_buckets(limits.sequences):
             if num_adapters <= count:
-                yield _step(count, 1, tables, num_adapters, page, extent), _sampled(count, next(turns))
+                yield _step(count, 1, tables, num_adapters, page, limits), _sampled(count, next(turns))
         for count in PREFILLS:
-            length = min(extent.tokens // count, extent.length)
-            if num_adapters <= count <= extent.sequences and length > 1:
-                yield _step(count, length, tables, num_adapters, page, extent), _sampled(count, next(turns))
+            length = min(limits.tokens // count, limits.length)
+            if num_adapters <= count <= limits.sequences and length > 1:
+                yield _step(count, length, tables, num_adapters, page, limits), _sampled(count, next(turns))
 
 
-def _step(count: int, length: int, tables: LoraTables, num_adapters: int, page: PageId, extent: Extent) -> StepBatch:
-    """`count` sequences of `length` tokens each; one adapter is that of all rows, several are one each."""
+def _step(
+    count: int, length: int, tables: LoraTables, num_adapters: int, page: PageId, limits: StepLimits
+) -> StepBatch:
+    """`count` sequences of `length` tokens each, all in one segment for one adapter, else in one segment each."""
     ends = torch.arange(0, count * length + 1, length, dtype=torch.int32)
     lora = None
     if num_adapters:
         segments = ends if num_adapters > 1 else ends[[0, -1]]
         lora = LoraBatch(tables, segments, torch.zeros(len(segments) - 1, dtype=torch.int32))
-    blocks = -(-length // extent.tokens_per_page)
+    blocks = -(-length // limits.tokens_per_page)
     attention = AttentionBatch(
         block_tables=torch.full((count, blocks), page, dtype=torch.int32),
         query_starts=ends,
@@ -68,6 +70,6 @@ def _step(count: int, length: int, tables: LoraTables, num_adapters: int, page: 
 
 
 def _sampled(count: int, turn: int) -> list[Sequence]:
-    """Sequences that ask for the kinds of sampling in turn: few of them, for others in the next step."""
+    """Sequences that rotate through the sampling modes, starting at another one in each step."""
     kinds = [SAMPLINGS[(row + turn) % len(SAMPLINGS)] for row in range(count)]
     return [Sequence(RequestId(f"warm-up {row}"), (0,), kind, None, 0) for row, kind in enumerate(kinds)]

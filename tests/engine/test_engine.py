@@ -256,7 +256,7 @@ def test_an_adapter_that_overflows_fails_alone(engine: Engine, model_dir: Path, 
         ({"dtype": "int8"}, "dtype is 'int8'; it must be one of float32, bfloat16, float16"),
         ({"max_batch_size": 0}, "max_batch_size is 0; it must be at least 1"),
         ({"threads": -1}, "threads is -1"),
-        ({"max_batch_tokens": 3}, "max_batch_tokens is 3, less than max_batch_size, 32"),
+        ({"max_batch_tokens": 3}, "max_batch_tokens is 3; it must be at least max_batch_size, 32"),
     ],
 )
 def test_bad_settings_are_named(options: dict[str, object], sentence: str) -> None:

@@ -14,14 +14,14 @@ from engine import ConfigurationError, Engine, EngineConfig, Output, Request, Sa
 from engine.device import CpuDevice, open_device
 from engine.device.backend import Backend
 from engine.kernels import fallback, load_cpu_kernels
-from engine.lora.tables import FIRST_SLOTS
+from engine.lora.tables import INITIAL_SLOTS
 from engine.step.graphs import batch_buckets
 from engine.step.runner import RemoteRunner
 from tests.builders import ALL_LINEAR, lora_adapter, tiny_llama
 
 # Without a compiler there is nothing to test, but CI has one: there a build that fails must not pass for a skip.
 pytestmark = pytest.mark.skipif(
-    load_cpu_kernels() is fallback and "CI" not in os.environ, reason="torch's own operators choose by shape"
+    load_cpu_kernels() is fallback and "CI" not in os.environ, reason="torch's own operators sample_batch by shape"
 )
 
 
@@ -40,8 +40,8 @@ def adapters(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> list[
 @pytest.fixture
 def _small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables that soon grow."""
-    monkeypatch.setattr("engine.lora.tables.FIRST_SLOTS", 64)
-    monkeypatch.setattr("engine.lora.tables.FIRST_PAGES", 1)
+    monkeypatch.setattr("engine.lora.tables.INITIAL_SLOTS", 64)
+    monkeypatch.setattr("engine.lora.tables.INITIAL_PAGES", 1)
 
 
 class CountingDevice(CpuDevice):
@@ -68,7 +68,7 @@ class CountingDevice(CpuDevice):
 
         return replay
 
-    def forget_recordings(self) -> None:
+    def discard_recordings(self) -> None:
         self.forgotten += 1
 
 
@@ -146,7 +146,7 @@ def test_a_warm_engine_records_nothing_for_its_requests(model_dir: Path, adapter
         for index, adapter in enumerate(adapters[:3]):
             engine.load_adapter(str(index), adapter)
     checked = remote.check_adapter(adapters[0])
-    for index in range(FIRST_SLOTS - 3):
+    for index in range(INITIAL_SLOTS - 3):
         remote.admit_adapter(f"more {index}", checked)
     before = device.recorded
     for names in ([None], ["1"], [None, "0", "1", "2"]):
@@ -253,10 +253,10 @@ def test_every_growth_is_recorded_anew(model_dir: Path, adapters: list[Path], tm
     rows(70, 140)
     assert record() == record() == 3
     tables = remote._adapters.tables
-    tables.place(0, range(2 * tables.pages.shape[1]))  # type: ignore[arg-type]
+    tables.set_pages(0, range(2 * tables.pages.shape[1]))  # type: ignore[arg-type]
     remote.evict_adapter("0")
     assert record() == record() == 4
-    runner._staging._grow(2 * len(runner._staging._there))
+    runner._staging._grow(2 * len(runner._staging._device_buffer))
     assert record() == record() == 5
     remote.load_adapter("wide", lora_adapter(tmp_path / "wide", model_dir, rank=70))
     assert record() == record() == 6
@@ -267,7 +267,7 @@ def test_a_device_that_is_not_there_is_named(model_dir: Path) -> None:
 
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
-    with pytest.raises(ConfigurationError, match="device is 'cuda', but torch sees no CUDA device here"):
+    with pytest.raises(ConfigurationError, match="device is 'cuda', but torch finds no CUDA device"):
         Engine(EngineConfig(model_dir, device="cuda"))
     with pytest.raises(ConfigurationError, match="it must be cpu, cuda or cuda:N"):
         EngineConfig(model_dir, device="tpu")

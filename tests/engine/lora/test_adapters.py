@@ -106,12 +106,12 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "no weights": (lambda d: (d / WEIGHTS).unlink(), r"adapter_model\.safetensors does not exist"),
     "config is not JSON": (lambda d: (d / CONFIG).write_text("{r: 8"), r"adapter_config\.json is not JSON"),
     "config is deeply nested": (lambda d: (d / CONFIG).write_text("[" * 50_000), r"adapter_config\.json is not JSON"),
-    "config is a list": (lambda d: (d / CONFIG).write_text("[]"), r"adapter_config\.json must hold a JSON object"),
+    "config is a list": (lambda d: (d / CONFIG).write_text("[]"), r"adapter_config\.json must contain a JSON object"),
     "config is huge": (lambda d: (d / CONFIG).write_text(" " * 1024**2 + "{}"), r"adapter_config\.json is \d+ bytes"),
     "pickle": (pickled, r"adapter_model\.bin is a pickle.*save it as adapter_model\.safetensors"),
     "pickle in disguise": (pickle_in_disguise, r"adapter_model\.safetensors is a pickle"),
-    "truncated": (truncated, r"adapter_model\.safetensors is truncated or no safetensors file"),
-    "more tensors than modules": (crowded, r"adapter_model\.safetensors has a header of \d+ bytes, where"),
+    "truncated": (truncated, r"adapter_model\.safetensors is truncated or not a safetensors file"),
+    "more tensors than modules": (crowded, r"adapter_model\.safetensors has a header of \d+ bytes, but at most"),
     "empty file": (lambda d: (d / WEIGHTS).write_bytes(b""), r"adapter_model\.safetensors is truncated"),
     "not LoRA": (configured(peft_type="IA3"), "peft_type is 'IA3'; only 'LORA'"),
     "DoRA": (configured(use_dora=True), "use_dora is set: DoRA is not supported"),
@@ -120,31 +120,40 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "modules to save": (configured(modules_to_save=["lm_head"]), "modules_to_save is set"),
     "layer replication": (configured(layer_replication=[[0, 2]]), "layer_replication is set"),
     "trained tokens": (configured(trainable_token_indices=[3]), "trainable_token_indices is set"),
-    "a variant of the future": (configured(use_quantum=True), "use_quantum is set: this variant of LoRA is not known"),
+    "a variant of the future": (
+        configured(use_quantum=True),
+        "use_quantum is set: this variant of LoRA is not supported",
+    ),
     "changed base": (configured(init_lora_weights="pissa"), "init_lora_weights is 'pissa', which changes the base"),
     "rank 0": (configured(r=0), "r is 0; a rank must be a whole number from 1 to 512"),
     "rank as text": (configured(r="8"), "r is '8'"),
-    "alpha as text": (configured(lora_alpha="16"), "lora_alpha is '16'; it must be a number of at most"),
+    "alpha as text": (configured(lora_alpha="16"), "lora_alpha is '16'; it must be a number from"),
     "alpha beyond any float": (configured(lora_alpha=10**400), "lora_alpha is 1000"),
     "alpha that makes weights infinite": (configured(lora_alpha=1e308), r"lora_alpha is 1e\+308"),
     "alpha is NaN": (configured(lora_alpha=float("nan")), "lora_alpha is nan"),
     "rank pattern": (configured(rank_pattern={"q_proj": -1}), r"rank_pattern\['q_proj'\] is -1"),
     "rank pattern as list": (configured(rank_pattern=["q_proj"]), "rank_pattern is .* must be an object"),
-    "no expression": (configured(target_modules="q_proj("), "target_modules holds 'q_proj\\('"),
+    "no expression": (configured(target_modules="q_proj("), "target_modules: 'q_proj\\('"),
     "target modules": (configured(target_modules=7), "target_modules is 7; it must be a list"),
     "layers": (configured(layers_to_transform="all"), "layers_to_transform is 'all'"),
     "base model": (configured(base_model_name_or_path=3), "base_model_name_or_path is 3; it must be a string"),
-    "config disagrees with ranks": (configured(r=8), "tensor .* is of rank 4, but adapter_config.json gives it rank 8"),
+    "config disagrees with ranks": (configured(r=8), "tensor .* has rank 4, but adapter_config.json gives it rank 8"),
     "rank of one module": (
         configured(rank_pattern={"layers.1.mlp.up_proj": 2}),
-        "tensor .*layers.1.mlp.up_proj.lora_A.weight is of rank 4, but .* gives it rank 2",
+        "tensor .*layers.1.mlp.up_proj.lora_A.weight has rank 4, but .* gives it rank 2",
     ),
     "ranks of A and B": (
         with_tensors(lambda t: t.update({f"{Q0}.lora_B.weight": np.zeros((64, 3), np.float32)})),
-        "q_proj.lora_B.weight is of rank 3, but adapter_config.json gives it rank 4",
+        "q_proj.lora_B.weight has rank 3, but adapter_config.json gives it rank 4",
     ),
-    "A without B": (with_tensors(lambda t: t.pop(f"{UP1}.lora_B.weight")), "up_proj.lora_A.weight has no lora_B"),
-    "B without A": (with_tensors(lambda t: t.pop(f"{UP1}.lora_A.weight")), "up_proj.lora_B.weight has no lora_A"),
+    "A without B": (
+        with_tensors(lambda t: t.pop(f"{UP1}.lora_B.weight")),
+        "up_proj.lora_A.weight has no matching lora_B",
+    ),
+    "B without A": (
+        with_tensors(lambda t: t.pop(f"{UP1}.lora_A.weight")),
+        "up_proj.lora_B.weight has no matching lora_A",
+    ),
     "wrong base": (
         with_tensors(lambda t: t.update({f"{Q0}.lora_A.weight": np.zeros((4, 80), np.float32)})),
         r"q_proj.lora_A.weight has shape \(4, 80\), but q_proj of this base model has 64 inputs",
@@ -154,34 +163,40 @@ BROKEN: dict[str, tuple[Change, str]] = {
         r"q_proj.lora_B.weight has shape \(80, 4\), but q_proj of this base model has 64 outputs",
     ),
     "unknown projection": (renamed("layers.0.self_attn.q_proj", "layers.0.self_attn.W_pack"), "no projection W_pack"),
-    "layer that is not there": (renamed("layers.2.", "layers.7."), "there is no layer 7, the model has 3"),
+    "layer that is not there": (renamed("layers.2.", "layers.7."), "there is no layer 7; the model has 3"),
     "another architecture": (renamed("model.layers", "transformer.h"), "tensor .*transformer.h.* matches no module"),
     "another kind of tensor": (renamed("lora_A.weight", "hada_w1"), "hada_w1 is neither lora_A nor lora_B"),
     "the base's embeddings": (
         with_tensors(lambda t: t.update({EMBEDDING: np.zeros((320, 64), np.float32)})),
-        "embed_tokens.base_layer.weight is a whole weight of the base model.* save_embedding_layers=False",
+        "embed_tokens.base_layer.weight is a full weight of the base model.* save_embedding_layers=False",
     ),
     "name without end": (renamed(Q0, "a." * 5000), "is neither lora_A nor lora_B"),
-    "not targeted": (configured(target_modules=["q_proj"]), "tensor .* target_modules in adapter_config.json does not"),
-    "excluded": (configured(exclude_modules=["up_proj"]), "up_proj.lora_A.weight is of a module that target_modules"),
-    "layer not targeted": (configured(layers_to_transform=[0]), r"layers.1.* is of a module that target_modules"),
+    "not targeted": (
+        configured(target_modules=["q_proj"]),
+        "tensor .* module that adapter_config.json does not target",
+    ),
+    "excluded": (
+        configured(exclude_modules=["up_proj"]),
+        "up_proj.lora_A.weight belongs to a module that adapter_config",
+    ),
+    "layer not targeted": (configured(layers_to_transform=[0]), r"layers.1.* belongs to a module that adapter_config"),
     "twice": (
         with_tensors(
             lambda t: t.update({Q0.removeprefix("base_model.model.") + ".lora_A.weight": t[f"{Q0}.lora_A.weight"]})
         ),
-        "mean the same matrix",
+        "are the same matrix",
     ),
-    "no tensors": (with_tensors(lambda t: t.clear()), "holds no tensors"),
-    "NaN": (valued(f"{UP1}.lora_B.weight", np.nan), "up_proj.lora_B.weight holds NaN or infinite values"),
-    "infinity": (valued(f"{UP1}.lora_A.weight", -np.inf), "up_proj.lora_A.weight holds NaN or infinite values"),
-    "integers": (integer_tensor, "is of type I32; supported are F32, F16, BF16"),
+    "no tensors": (with_tensors(lambda t: t.clear()), "contains no tensors"),
+    "NaN": (valued(f"{UP1}.lora_B.weight", np.nan), "up_proj.lora_B.weight contains NaN or infinite values"),
+    "infinity": (valued(f"{UP1}.lora_A.weight", -np.inf), "up_proj.lora_A.weight contains NaN or infinite values"),
+    "integers": (integer_tensor, "has dtype I32; supported are F32, F16, BF16"),
     "three dimensions": (
         with_tensors(lambda t: t.update({f"{Q0}.lora_A.weight": np.zeros((4, 8, 8), np.float32)})),
         r"q_proj.lora_A.weight has shape \(4, 8, 8\); a LoRA matrix has two dimensions",
     ),
     "embedding's tensors on a projection": (
         renamed("q_proj.lora_A.weight", "q_proj.lora_embedding_A"),
-        "q_proj.lora_embedding_A does not fit its module, which is no embedding",
+        "q_proj.lora_embedding_A does not fit its module, which is not an embedding",
     ),
 }
 
@@ -201,7 +216,7 @@ def test_finds_nan_in_every_type(adapter_dir: Path, model_dir: Path, dtype: str)
     check_adapter(adapter_dir, model_dir)
     tensors[f"{Q0}.lora_A.weight"] = np.full((4, 64), np.inf, np.float32)
     write_safetensors(adapter_dir / WEIGHTS, tensors, dtype)
-    with pytest.raises(AdapterError, match="holds NaN or infinite"):
+    with pytest.raises(AdapterError, match="contains NaN or infinite"):
         check_adapter(adapter_dir, model_dir)
 
 

@@ -67,10 +67,10 @@ class FakeStream:
     def scatter(self, target: Tensor, index: Tensor, source: Tensor) -> None:
         target.index_copy_(0, index, source)
 
-    def mark(self) -> At:
+    def record_event(self) -> At:
         return At(self.clock, max(self.lag, self.clock.now))
 
-    def follow(self, event: At) -> None:
+    def wait_for(self, event: At) -> None:
         self.stalled_s += max(event.at - max(self.lag, self.clock.now), 0.0)
         self.lag = max(self.lag, event.at)
 

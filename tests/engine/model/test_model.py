@@ -53,12 +53,15 @@ def test_end_tokens_come_from_every_file(model_dir: Path) -> None:
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "rope_type 'yarn' is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported"),
         ({"hidden_size": "absent"}, r"config\.json has no field 'hidden_size'"),
-        ({"hidden_size": "wide"}, r"config\.json holds a wrong value: invalid literal"),
+        ({"hidden_size": "wide"}, r"config\.json has an invalid value: invalid literal"),
         (
             {"num_attention_heads": 0},
-            r"config\.json holds a wrong value: num_attention_heads is 0; it must be at least 1",
+            r"config\.json has an invalid value: num_attention_heads is 0; it must be at least 1",
         ),
-        ({"num_key_value_heads": 3}, r"config\.json: num_attention_heads, 4, is no multiple of num_key_value_heads, 3"),
+        (
+            {"num_key_value_heads": 3},
+            r"config\.json: num_attention_heads, 4, must be a multiple of num_key_value_heads, 3",
+        ),
         ({"head_dim": 15}, r"config\.json: head_dim is 15; it must be even"),
     ],
 )
@@ -73,10 +76,10 @@ def test_says_why_a_model_cannot_be_served(model_dir: Path, fields: dict[str, An
         ("config.json", None, r"config\.json does not exist"),
         ("config.json", b"{", r"config\.json cannot be read as JSON"),
         ("config.json", b"[" * 50_000, r"config\.json cannot be read as JSON"),
-        ("config.json", b"[]", r"config\.json must hold a JSON object"),
+        ("config.json", b"[]", r"config\.json must contain a JSON object"),
         ("tokenizer.json", None, r"tokenizer\.json does not exist"),
-        ("model.safetensors", None, r"holds neither model\.safetensors nor model\.safetensors\.index\.json"),
-        ("model.safetensors", b"short", r"model\.safetensors is truncated or no safetensors file"),
+        ("model.safetensors", None, r"contains neither model\.safetensors nor model\.safetensors\.index\.json"),
+        ("model.safetensors", b"short", r"model\.safetensors is truncated or not a safetensors file"),
     ],
 )
 def test_broken_files_are_named(model_dir: Path, name: str, content: bytes | None, sentence: str) -> None:
@@ -92,9 +95,9 @@ def test_broken_files_are_named(model_dir: Path, name: str, content: bytes | Non
     ("fields", "sentence"),
     [
         ({"num_hidden_layers": 4}, r"tensor model\.layers\.3\.input_layernorm\.weight is missing"),
-        ({"num_hidden_layers": 2}, r"tensor model\.layers\.2\..* belongs to no part of this decoder"),
+        ({"num_hidden_layers": 2}, r"tensor model\.layers\.2\..* is not part of this decoder"),
         ({"tie_word_embeddings": False}, r"tensor lm_head\.weight is missing"),
-        ({"vocab_size": 321}, r"tensor model\.embed_tokens\.weight has shape \(320, 64\), but .* makes it \(321, 64\)"),
+        ({"vocab_size": 321}, r"tensor model\.embed_tokens\.weight has shape \(320, 64\), but .* requires \(321, 64\)"),
     ],
 )
 def test_weights_that_do_not_fit_are_named(model_dir: Path, fields: dict[str, Any], sentence: str) -> None:

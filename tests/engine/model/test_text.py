@@ -113,7 +113,7 @@ def test_errors_name_the_broken_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"chat template in .* is invalid"):
         with_template(tmp_path, "{% for %}")
     (tmp_path / "tokenizer_config.json").write_text("[" * 50_000)
-    with pytest.raises(ModelError, match=r"tokenizer_config\.json is not valid JSON"):
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json is not JSON"):
         Tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match=r"tokenizer\.json is not a valid tokenizer"):

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from tests.engine.ondevice.fake_gpu import PretendedCuda
+from tests.engine.ondevice.fake_gpu import FakeCuda
 
 if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
     collect_ignore_glob = ["test_*.py"]
@@ -22,6 +22,6 @@ def _engines_end_with_their_test() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _cuda_is_there_or_pretended() -> Iterator[None]:
-    with nullcontext() if torch.cuda.is_available() else PretendedCuda():
+def _real_or_fake_cuda() -> Iterator[None]:
+    with nullcontext() if torch.cuda.is_available() else FakeCuda():
         yield

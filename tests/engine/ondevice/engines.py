@@ -13,7 +13,7 @@ from engine import Engine, EngineConfig, Output, Request, SamplingParams
 from engine.device.backend import Backend, open_backend
 from engine.kernels.triton import TritonKernels, launch
 from engine.kernels.triton.launch import Launch, Runner
-from tests.engine.ondevice.fake_gpu import HostWaits, PretendedBeside, PretendedGpu, on_pretended
+from tests.engine.ondevice.fake_gpu import FakeGpu, FakeSecondStream, HostWaits, on_fake_gpu
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -38,10 +38,10 @@ def backend_for(config: EngineConfig, run: Runner | None = None) -> Backend:
         return replace(backend, kernels=TritonKernels(run, batch_invariant=config.batch_invariant))
     if run is None:
         from tests.engine.kernels.triton.grid.watch import watched as run
-    second_stream = PretendedBeside() if config.lora_stream else None
-    start = on_pretended(run) if second_stream is None else second_stream.later(on_pretended(run))
+    second_stream = FakeSecondStream() if config.lora_stream else None
+    start = on_fake_gpu(run) if second_stream is None else second_stream.later(on_fake_gpu(run))
     kernels = TritonKernels(start, batch_invariant=config.batch_invariant, second_stream=second_stream)
-    return Backend(PretendedGpu(), kernels, is_remote=True)
+    return Backend(FakeGpu(), kernels, is_remote=True)
 
 
 def sampling_only(run: Runner = launch.run) -> Runner:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from engine.device import Event
 from engine.kernels.triton.launch import Launch, Runner
 
-WHERE = torch.device("cuda", 0)
+CUDA_0 = torch.device("cuda", 0)
 aten = torch.ops.aten
 READ_BACK = (
     *(aten._local_scalar_dense.default, aten.is_nonzero.default, aten.equal.default),
@@ -49,37 +49,37 @@ class Recording:
 
     def __init__(self) -> None:
         self._work: list[Callable[[], None]] = []
-        self._held: list[object] = []  # a graph's memory is its own for as long as it lives
+        self._kept_alive: list[object] = []  # a graph's memory is its own for as long as it lives
 
-    def note(self, again: Callable[[], None], *held: object) -> None:
+    def note(self, again: Callable[[], None], *keep_alive: object) -> None:
         self._work.append(again)
-        self._held.append(held)
+        self._kept_alive.append(keep_alive)
 
     def replay(self) -> None:
         for again in self._work:
             again()
 
 
-class OnGpu(Tensor):
+class FakeGpuTensor(Tensor):
     """`values` are those of the CPU."""
 
     values: Tensor
 
     @staticmethod
-    def __new__(cls, values: Tensor) -> "OnGpu":
-        wrapped: OnGpu = Tensor._make_wrapper_subclass(
+    def __new__(cls, values: Tensor) -> "FakeGpuTensor":
+        wrapped: FakeGpuTensor = Tensor._make_wrapper_subclass(
             cls,
             values.size(),
             strides=values.stride(),
             storage_offset=values.storage_offset(),
             dtype=values.dtype,
-            device=WHERE,
+            device=CUDA_0,
         )
         wrapped.values = values
         return wrapped
 
     def __repr__(self, **_: Any) -> str:
-        return f"OnGpu({self.values!r})"
+        return f"FakeGpuTensor({self.values!r})"
 
     @classmethod
     def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -91,11 +91,11 @@ def on_gpu(operator: Any, args: Any, kwargs: Any) -> Any:
     tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
     if operator in (aten.copy_.default, aten._to_copy.default):
         _check_copy(operator, args, kwargs)
-    elif any(not isinstance(tensor, OnGpu) and tensor.dim() for tensor in tensors):
+    elif any(not isinstance(tensor, FakeGpuTensor) and tensor.dim() for tensor in tensors):
         raise RuntimeError(f"{operator}: expected all tensors to be on the same device, found cuda:0 and cpu")
     if operator in READ_BACK or (operator is aten.index.Tensor and any(t.dtype == torch.bool for t in tensors[1:])):
         _host_waits(str(operator))
-    own_args, own_kwargs = tree_map_only(OnGpu, lambda tensor: tensor.values, (args, kwargs))
+    own_args, own_kwargs = tree_map_only(FakeGpuTensor, lambda tensor: tensor.values, (args, kwargs))
     if "device" in own_kwargs:
         own_kwargs = {**own_kwargs, "device": torch.device("cpu")}
 
@@ -106,8 +106,8 @@ def on_gpu(operator: Any, args: Any, kwargs: Any) -> Any:
 
     results = compute()
     if Recording.now is not None:
-        Recording.now.note(lambda: _again(compute, results), own_args, own_kwargs, results)
-    if kwargs.get("device", WHERE) != WHERE:
+        Recording.now.note(lambda: _repeat(compute, results), own_args, own_kwargs, results)
+    if kwargs.get("device", CUDA_0) != CUDA_0:
         return results
     return tree_map_only(Tensor, lambda result: _wrapped(result, tensors), results)
 
@@ -116,17 +116,17 @@ def _wrapped(result: Tensor, given: list[Tensor]) -> Tensor:
     """What was given itself, where it was written in place; else as new. A view's versions are its tensor's."""
     versioned = False
     for tensor in given:
-        values = tensor.values if isinstance(tensor, OnGpu) else tensor
+        values = tensor.values if isinstance(tensor, FakeGpuTensor) else tensor
         if values is result:
             return tensor
         versioned |= (
             values.untyped_storage().data_ptr() == result.untyped_storage().data_ptr() and not tensor.is_inference()
         )
     with torch.inference_mode(torch.is_inference_mode_enabled() and not versioned):
-        return OnGpu(result)
+        return FakeGpuTensor(result)
 
 
-def _again(compute: Callable[[], Any], results: Any) -> None:
+def _repeat(compute: Callable[[], Any], results: Any) -> None:
     """Into the memory of the first time; a view or what was written in place is there already."""
     for first, now in zip(tree_flatten(results)[0], tree_flatten(compute())[0], strict=True):
         if isinstance(first, Tensor) and first.untyped_storage().data_ptr() != now.untyped_storage().data_ptr():
@@ -142,14 +142,14 @@ def _host_waits(what: str) -> None:
 def _check_copy(operator: Any, args: Any, kwargs: Any) -> None:
     """A copy between the host's memory and the device's is a wait, unless the memory is page-locked."""
     is_copy = operator is aten.copy_.default
-    ends = args[:2] if is_copy else args[:1]
-    here = [tensor for tensor in ends if not isinstance(tensor, OnGpu)]
-    crosses = bool(here) if is_copy else kwargs.get("device", WHERE) != WHERE
-    if crosses and not (is_copy and args[2:3] == (True,) and all(PretendedGpu.is_locked(tensor) for tensor in here)):
+    copies = args[:2] if is_copy else args[:1]
+    here = [tensor for tensor in copies if not isinstance(tensor, FakeGpuTensor)]
+    crosses = bool(here) if is_copy else kwargs.get("device", CUDA_0) != CUDA_0
+    if crosses and not (is_copy and args[2:3] == (True,) and all(FakeGpu.is_locked(tensor) for tensor in here)):
         _host_waits("a copy of pageable memory")
 
 
-class PretendedCuda(TorchFunctionMode):
+class FakeCuda(TorchFunctionMode):
     """Makes what is asked for on the GPU: torch itself would look for a driver."""
 
     def __init__(self) -> None:
@@ -163,48 +163,48 @@ class PretendedCuda(TorchFunctionMode):
             return function(*args, **kwargs)
         kwargs.pop("device", None)
         rest = [a for a in args[1:] if not isinstance(a, torch.device)]
-        if args and isinstance(args[0], OnGpu):
+        if args and isinstance(args[0], FakeGpuTensor):
             return function(*args[:1], *rest, **kwargs) if rest or kwargs or function is not Tensor.to else args[0]
         if function is Tensor.to:
             _host_waits("a copy of pageable memory")
-            return OnGpu(function(args[0], torch.device("cpu"), *rest, **{**kwargs, "copy": True}))
-        return OnGpu(function(*args[:1], *rest, **{**kwargs, "device": "cpu"}))
+            return FakeGpuTensor(function(args[0], torch.device("cpu"), *rest, **{**kwargs, "copy": True}))
+        return FakeGpuTensor(function(*args[:1], *rest, **{**kwargs, "device": "cpu"}))
 
 
-class Stream:
+class FakeStream:
     """A stream that the host never sees finish before it asks: host memory is read, and written, at an event alone."""
 
     def __init__(self) -> None:
-        self.ends: list[Callable[[], None]] = []
+        self.copies: list[Callable[[], None]] = []
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        if isinstance(target, OnGpu):
+        if isinstance(target, FakeGpuTensor):
             target.copy_(source, non_blocking=True)
-            if not isinstance(source, OnGpu):
-                self.ends.append(partial(_check_unchanged, source, source.clone()))
+            if not isinstance(source, FakeGpuTensor):
+                self.copies.append(partial(_check_unchanged, source, source.clone()))
             return
         target.copy_(source, non_blocking=True)
-        self.ends.append(partial(target.copy_, target.clone()))
+        self.copies.append(partial(target.copy_, target.clone()))
         target.view(torch.uint8).fill_(0xFF)
 
     def scatter(self, target: Tensor, index: Tensor, source: Tensor) -> None:
         target.index_copy_(0, index, source)
 
-    def mark(self) -> Event:
-        return Mark(self, len(self.ends))
+    def record_event(self) -> Event:
+        return FakeEvent(self, len(self.copies))
 
-    def follow(self, event: Event) -> None:
-        assert isinstance(event, Mark)
+    def wait_for(self, event: Event) -> None:
+        assert isinstance(event, FakeEvent)
 
 
 def _check_unchanged(source: Tensor, sent: Tensor) -> None:
     assert torch.equal(source, sent), "host memory was written before the device had read it"
 
 
-class Mark:
+class FakeEvent:
     """An event; it has not happened when it is first asked for."""
 
-    def __init__(self, stream: Stream, count: int) -> None:
+    def __init__(self, stream: FakeStream, count: int) -> None:
         self._stream, self._count, self._asked = stream, count, False
 
     def is_done(self) -> bool:
@@ -215,22 +215,22 @@ class Mark:
 
     def wait(self) -> None:
         for index in range(self._count):
-            self._stream.ends[index]()
-            self._stream.ends[index] = _nothing
+            self._stream.copies[index]()
+            self._stream.copies[index] = _nothing
 
 
 def _nothing() -> None:
     """What is done already."""
 
 
-class PretendedGpu:
+class FakeGpu:
     """`Device` as `engine.device.cuda` has it."""
 
     _locked: ClassVar[list[Tensor]] = []  # for good: a later tensor is not to have their addresses
 
     def __init__(self) -> None:
-        self.torch_device = WHERE
-        self.compute, self.transfers = Stream(), Stream()
+        self.torch_device = CUDA_0
+        self.compute, self.transfers = FakeStream(), FakeStream()
 
     @classmethod
     def is_locked(cls, tensor: Tensor) -> bool:
@@ -238,7 +238,7 @@ class PretendedGpu:
         return any(there == memory.untyped_storage().data_ptr() for memory in cls._locked)
 
     def zeros(self, num_bytes: int) -> Tensor:
-        return OnGpu(torch.zeros(num_bytes, dtype=torch.uint8))
+        return FakeGpuTensor(torch.zeros(num_bytes, dtype=torch.uint8))
 
     def host(self, num_bytes: int) -> Tensor:
         memory = torch.zeros(max(num_bytes, 1), dtype=torch.uint8)
@@ -254,14 +254,14 @@ class PretendedGpu:
             Recording.now = None
         return recording.replay
 
-    def forget_recordings(self) -> None:
+    def discard_recordings(self) -> None:
         pass
 
-    def finish(self) -> None:
+    def synchronize(self) -> None:
         pass
 
 
-class PretendedBeside:
+class FakeSecondStream:
     """A second stream in recordings: between its fork and its join nothing may touch what the other stream writes.
 
     Its kernels are started at the join, as late as a GPU may, and in a replay in that place as well.
@@ -303,13 +303,17 @@ class PretendedBeside:
         return start
 
 
-def on_pretended(run: Runner) -> Runner:
+def on_fake_gpu(run: Runner) -> Runner:
     """A runner of kernels that takes the device's tensors and no others."""
 
     def start(launch: Launch) -> None:
         for name, value in zip(launch.kernel.arg_names, launch.arguments, strict=False):
-            assert not isinstance(value, Tensor) or isinstance(value, OnGpu), f"{launch.name}: {name} is not on the GPU"
-        own = replace(launch, arguments=tuple(a.values if isinstance(a, OnGpu) else a for a in launch.arguments))
+            assert not isinstance(value, Tensor) or isinstance(value, FakeGpuTensor), (
+                f"{launch.name}: {name} is not on the GPU"
+            )
+        own = replace(
+            launch, arguments=tuple(a.values if isinstance(a, FakeGpuTensor) else a for a in launch.arguments)
+        )
         run(own)
         if Recording.now is not None:
             Recording.now.note(lambda: run(own), own)

@@ -10,7 +10,7 @@ from engine.kernels.triton import TritonKernels
 from engine.step.runner import RemoteRunner
 from tests.builders import ALL_LINEAR, lora_adapter, tiny_llama
 from tests.engine.ondevice.engines import engine_on, request, seen, waits_raise
-from tests.engine.ondevice.fake_gpu import PretendedBeside
+from tests.engine.ondevice.fake_gpu import FakeSecondStream
 from tests.engine.oracles import MergedOracle, Oracle, differences
 
 SIZES = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
@@ -89,7 +89,7 @@ def test_recorded_decode_steps_repeat_what_eager_ones_compute(
     kernels = recorded._backend.kernels
     assert isinstance(kernels, TritonKernels)
     assert (kernels._second_stream is not None) == lora_stream
-    if isinstance(kernels._second_stream, PretendedBeside):
+    if isinstance(kernels._second_stream, FakeSecondStream):
         assert kernels._second_stream.forks == FUSED_PRODUCTS
 
 

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from tests.engine.ondevice.engines import INTERPRETED, waits_raise
-from tests.engine.ondevice.fake_gpu import OnGpu, PretendedGpu
+from tests.engine.ondevice.fake_gpu import FakeGpu, FakeGpuTensor
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="where there is a GPU nothing is pretended")
 
 
 def test_operators_of_both_memories_raise() -> None:
     there, here = torch.ones(3, device="cuda"), torch.ones(3)
-    assert isinstance(there, OnGpu)
+    assert isinstance(there, FakeGpuTensor)
     assert there.is_cuda
     assert (there * 2 + torch.tensor(1.0)).sum().item() == 9.0
     for mix in (
@@ -26,7 +26,7 @@ def test_operators_of_both_memories_raise() -> None:
 
 
 def test_what_makes_the_host_wait_raises_while_it_is_forbidden() -> None:
-    device = PretendedGpu()
+    device = FakeGpu()
     there, locked, pageable = device.zeros(4), device.host(4), torch.ones(4, dtype=torch.uint8)
     with waits_raise():
         device.compute.copy(there, locked)
@@ -54,7 +54,7 @@ def test_a_recording_has_the_devices_work_and_none_of_the_hosts() -> None:
         seen[0] += 1.0
         last.append((x[1:] * 2 + seen[0])[:1])
 
-    replay = PretendedGpu().record(work)
+    replay = FakeGpu().record(work)
     assert last[-1].item() == 2.0
     seen[0], x[1] = 100.0, 5.0
     replay()
@@ -65,20 +65,20 @@ def test_a_recording_has_the_devices_work_and_none_of_the_hosts() -> None:
 def test_a_recording_cannot_read_back() -> None:
     x = torch.zeros(1, device="cuda")
     with pytest.raises(AssertionError, match="cannot be captured"):
-        PretendedGpu().record(lambda: print(x.item()))
+        FakeGpu().record(lambda: print(x.item()))
 
 
 def test_host_memory_is_the_devices_until_an_event_says_otherwise() -> None:
-    device = PretendedGpu()
+    device = FakeGpu()
     there, sent, fetched = device.zeros(8), device.host(8), device.host(8)
     sent.fill_(7)
     device.compute.copy(there, sent)
     device.compute.copy(fetched, there)
-    read = device.compute.mark()
+    read = device.compute.record_event()
     assert fetched.tolist() == [0xFF] * 8
     assert [read.is_done() for _ in range(2)] == [False, True]
     assert fetched.tolist() == [7] * 8
     device.compute.copy(there, sent)
     sent.fill_(8)
     with pytest.raises(AssertionError, match="written before the device had read it"):
-        device.compute.mark().wait()
+        device.compute.record_event().wait()

@@ -10,7 +10,7 @@ import torch
 from engine import SamplingParams
 from engine.kernels import load_cpu_kernels
 from engine.scheduling.sequence import Sequence
-from engine.step.sampling import Choices, apply_penalties, choices_of, sample
+from engine.step.sampling import SamplingBatch, apply_penalties, build_sampling_batch, sample
 from engine.types import RequestId, Sampled
 
 VOCABULARY = 50
@@ -130,9 +130,9 @@ def test_penalties_by_their_definition() -> None:
     expected[0, 3] -= 0.5 + 2 * 0.25
     expected[0, 4] -= 0.5 + 0.25
     changed = values.clone()
-    choices = choices_of(rows, VOCABULARY)
+    choices = build_sampling_batch(rows, VOCABULARY)
     assert choices.changed.tolist() == list(range(len(rows)))
-    apply_penalties(changed, Choices(*(torch.from_numpy(array) for array in choices)))
+    apply_penalties(changed, SamplingBatch(*(torch.from_numpy(array) for array in choices)))
     torch.testing.assert_close(changed, expected)
 
 

@@ -35,5 +35,5 @@ def test_every_setting_of_the_engine_reaches_it(monkeypatch: pytest.MonkeyPatch,
 
 def test_what_the_engine_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LORAQ_MAX_BATCH_TOKENS", "8")
-    with pytest.raises(ConfigError, match="max_batch_tokens is 8, less than max_batch_size, 32"):
+    with pytest.raises(ConfigError, match="max_batch_tokens is 8; it must be at least max_batch_size, 32"):
         engine_config(load_settings(_env_file=None))
