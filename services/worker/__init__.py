@@ -1,1 +1,1 @@
-"""The worker process: Kafka records in, engine runs, one transaction per finished batch, then offsets."""
+"""The worker process: consumes records, runs the engine, writes a batch per transaction, then commits offsets."""

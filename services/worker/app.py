@@ -1,4 +1,4 @@
-"""The worker's process: in which order its parts start, run and stop."""
+"""The worker's process: the order in which its parts start, run and stop."""
 
 import asyncio
 import contextlib
@@ -54,9 +54,9 @@ async def serve(life: Lifecycle, settings: Settings, engine_factory: str = REAL_
 
 
 async def _run(worker: Worker, life: Lifecycle, settings: Settings) -> None:
-    """Serve until `life.stop`, then drain. No partition is taken before the engine has been up once."""
+    """Serve until `life.stop`, then drain. The worker joins the group only after the engine has started once."""
     life.health.set("engine", "starting")
-    life.health.set("kafka", "waits for the engine")
+    life.health.set("kafka", "waiting for the engine")
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(worker.consumer.stop)
         stack.push_async_callback(worker.adapters.close)
@@ -110,7 +110,7 @@ def _loops(worker: Worker, settings: Settings, producer: object) -> dict[str, Co
 
 
 async def _drain(worker: Worker, drain_s: float) -> None:
-    """Let running jobs end within the grace period, commit, and give the rest up for others to take."""
+    """Let running jobs finish within `drain_s`, commit, and release the rest for other workers to claim."""
     worker.consumer.pressure.pause(DRAIN_PAUSE)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(drain_s):
@@ -134,7 +134,7 @@ async def first_of(*events: asyncio.Event) -> None:
 
 
 def _spare_the_collector() -> None:
-    """What start-up made stays; what jobs make is freed by counting, so looking for cycles often only costs time."""
+    """Collect garbage rarely: start-up objects stay, and reference counting frees those of jobs."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, 5, 5)

@@ -17,8 +17,8 @@ FACTORIES = {"loraq": "services.worker.engine.process:real_engine", "echo": "ser
     help="`echo` answers each prompt with itself, without a model: for measuring everything but the engine.",
 )
 def worker(engine: str) -> None:
-    """Run jobs: Kafka in, the engine, rows and offsets out."""
-    from services.worker.app import serve  # the command's help needs neither Kafka nor the engine
+    """Run jobs: consume records, run the engine, write rows and commit offsets."""
+    from services.worker.app import serve  # imported here: `--help` needs neither Kafka nor the engine
 
     settings = load_settings()
     lifecycle.run("worker", settings, lambda life: serve(life, settings, FACTORIES[engine]))

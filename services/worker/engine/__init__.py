@@ -1,1 +1,1 @@
-"""The engine process and the bridge to it: frames, start, restart. Knows no job, only requests and adapters."""
+"""The engine process and the bridge to it: frames, start, restart. Handles requests and adapters, not jobs."""

@@ -1,4 +1,4 @@
-"""The adapters of an engine process: checked in a thread beside the steps, admitted between two of them."""
+"""Loads adapters in an engine process: checks run in a thread in parallel with steps, admission between steps."""
 
 import contextlib
 import queue
@@ -13,7 +13,7 @@ from services.worker.engine.protocol import Load, Loaded, LoadFailed, Unload
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A check has ended: `adapter` is for the engine to admit, unless `error` is why there is none."""
+    """Result of a check: the checked `adapter` for the engine to admit, or the `error`."""
 
     digest: str
     adapter: Any = None
@@ -21,12 +21,12 @@ class Checked:
 
 
 class EngineAdapters:
-    """Loads and unloads for the loop, each adapter's in the order in which they came.
+    """Loads and unloads adapters for the engine loop; messages for one adapter are handled in order.
 
-    A load reads and hashes files, which takes as long as their disk likes, so one daemon thread does that in the order
-    of the loads; it is as far behind as the parent lets it, who waits for the answer to each. `post` brings what the
-    thread found to the loop, which gives it to `admit`; `send` answers the parent. An unload of an adapter whose pages
-    are being filled waits for that as well, until the loop calls `unload_arrived`.
+    A load reads and hashes files, which a slow disk can delay, so a daemon thread does that, one load after another.
+    Its queue is bounded by the parent, which waits for the reply to each load. `post` passes the thread's results to
+    the loop, which calls `admit`; `send` replies to the parent. An unload of an adapter that is still arriving waits
+    until the loop calls `unload_arrived`.
     """
 
     def __init__(
@@ -39,17 +39,17 @@ class EngineAdapters:
         threading.Thread(target=self._check_for_ever, name="adapter checks", daemon=True).start()
 
     def _check_for_ever(self) -> NoReturn:
-        """Body of the checking thread, which touches nothing but `check_adapter` and the two queues."""
+        """Body of the checking thread, which uses only `check_adapter` and the two queues."""
         while True:
             load = self._asked.get()
             try:
                 checked = Checked(load.digest, self._engine.check_adapter(load.path))
-            except BaseException as error:  # `admit` raises it in the loop: none ends this thread unseen
+            except BaseException as error:  # `admit` raises it in the loop
                 checked = Checked(load.digest, error=error)
             self._post(checked)
 
     def handle(self, message: Load | Unload) -> None:
-        """Begin a load, or unload at once; what comes for an adapter while it is busy waits for the end of that."""
+        """Start a load, or unload immediately; messages for an adapter that is busy are queued."""
         digest = message.digest
         if (later := self._later.get(digest)) is not None:
             later.append(message)
@@ -63,16 +63,16 @@ class EngineAdapters:
             self._unload(digest)
 
     def _unload(self, digest: str) -> None:
-        with contextlib.suppress(EngineError):  # a load of the same digest would replace it
+        with contextlib.suppress(EngineError):  # harmless: a load of the same digest would replace it
             self._engine.unload_adapter(digest)
 
     @property
     def awaits_arrivals(self) -> bool:
-        """Whether an unload waits for the engine's next steps."""
+        """Whether an unload waits for an adapter to arrive."""
         return bool(self._to_unload)
 
     def unload_arrived(self) -> None:
-        """Make up for unloads that had to wait."""
+        """Unload the adapters that have arrived meanwhile."""
         for digest in self._to_unload - self._engine.loading_adapters:
             self._to_unload.remove(digest)
             self._unload(digest)
@@ -83,7 +83,7 @@ class EngineAdapters:
             self.handle(message)
 
     def admit(self, checked: Checked) -> None:
-        """End a load, and answer it. Raises what the check raised when that says nothing about the adapter."""
+        """Finish a load and reply to the parent. Raises an error of the check that the adapter did not cause."""
         try:
             if checked.error is not None:
                 raise checked.error

@@ -1,4 +1,4 @@
-"""The worker's end of the engine process: starts it, speaks to it, and replaces it when it dies or falls silent."""
+"""The worker's end of the engine process: starts it, exchanges messages, and replaces it when it exits or hangs."""
 
 import asyncio
 import contextlib
@@ -38,23 +38,23 @@ RESTART_DELAYS_S = (0.1, 0.5, 2.0, 5.0, 15.0, 30.0)
 LONGEST_AFTER_SERVING_S = 2.0
 STEADY_AFTER_S = 60.0
 FIRST_STARTS = 3
-# OpenMP threads that spin for long while they wait starve whoever shares their core. The bound is meant to cover the
-# pause between two operators; its effect has not been measured.
+# OpenMP threads that spin for long starve other processes on their core. The bound is meant to cover the pause between
+# two operators; its effect has not been measured.
 OPENMP = {"GOMP_SPINCOUNT": "20000"}
 _log = telemetry.get_logger()
 
 
 class EngineLostError(RetryableError):
-    """The engine process ended or fell silent; its state is gone."""
+    """The engine process exited or stopped responding; its state is lost."""
 
 
 class AdapterRefusedError(PermanentError):
-    """The engine cannot serve the adapter; the text names the file, tensor or field."""
+    """The engine cannot serve the adapter; the message names the file, tensor or field."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What to start: the engine's configuration, who makes it, and how long it may take or stay silent, seconds."""
+    """The engine's configuration, its factory, and how long it may take to start or stay silent, in seconds."""
 
     config: EngineConfig
     factory: str = REAL_ENGINE
@@ -64,7 +64,7 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Whom the bridge tells, from the event loop: the engine is up; a step's results; all its work is lost, and why."""
+    """Called from the event loop: `up` when the engine is ready, `done` with a step's results, `lost` with the reason."""
 
     up: Callable[[], None]
     done: Callable[[Done], None]
@@ -72,16 +72,16 @@ class Listener:
 
 
 def restart_delay_s(failures: int, *, has_served: bool) -> float:
-    """Wait before the next start, after that many in a row.
+    """Delay in seconds before the next start, after that many failures in a row.
 
-    An engine that was up is wanted back soon: a job ends it, and trials without others find which (`suspects.py`).
+    An engine that has served restarts soon: a job probably crashed it, and trials find which one (`suspects.py`).
     """
     delay_s = RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S) - 1)]
     return min(delay_s, LONGEST_AFTER_SERVING_S) if has_served else delay_s
 
 
 class EngineBridge:
-    """One engine process at a time. Messages sent while none is up are refused with EngineLostError."""
+    """Runs one engine process at a time. Calls raise EngineLostError while none is ready."""
 
     def __init__(self, spec: EngineSpec, listener: Listener) -> None:
         self._spec = spec
@@ -96,7 +96,7 @@ class EngineBridge:
     async def run(self) -> None:
         """Keep an engine process running until cancelled.
 
-        Raises ConfigError when none can ever start: the settings are wrong, or the first `FIRST_STARTS` all failed.
+        Raises ConfigError if the settings are wrong or the first `FIRST_STARTS` starts all failed.
         """
         failures = 0
         loop = asyncio.get_running_loop()
@@ -107,13 +107,13 @@ class EngineBridge:
             delay_s = restart_delay_s(failures, has_served=self._has_served)
             failures += 1
             if not self._was_ready and failures >= FIRST_STARTS:
-                raise ConfigError(f"the engine did not start in {failures} attempts; the last time {reason}")
+                raise ConfigError(f"the engine did not start in {failures} attempts; the last one failed: {reason}")
             telemetry.ENGINE_RESTARTS.inc()
             _log.error("Engine process lost", action="engine_lost", reason=reason, restart_in_s=delay_s)
             await asyncio.sleep(delay_s)
 
     async def _run_once(self) -> str:
-        """Start one engine process, serve it to its end, and say why it ended."""
+        """Start one engine process and serve it until it exits; returns the reason."""
         self._has_served = False
         async with self._process() as (process, reader):
             try:
@@ -169,7 +169,7 @@ class EngineBridge:
                 async with asyncio.timeout(self._spec.silence_s):
                     message = await _next_message(reader)
             except TimeoutError as error:
-                raise EngineLostError(f"it said nothing for {self._spec.silence_s:g} s and was ended") from error
+                raise EngineLostError(f"it sent nothing for {self._spec.silence_s:g} s and was killed") from error
             self._handle(message)
 
     def _handle(self, message: FromEngine) -> None:
@@ -197,10 +197,10 @@ class EngineBridge:
     def _forget(self) -> None:
         self.ready, self.pid = False, None
         for digest in list(self._loads):
-            self._settle(digest, EngineLostError("the engine process is gone"))
+            self._settle(digest, EngineLostError("the engine process exited"))
 
     async def load(self, digest: str, path: Path) -> int:
-        """Load an adapter while others run; returns its bytes. Raises AdapterRefusedError or EngineLostError."""
+        """Load an adapter while requests run; returns its bytes. Raises AdapterRefusedError or EngineLostError."""
         self._require_ready()
         assert digest not in self._loads, "an adapter is loaded once at a time"
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -212,26 +212,26 @@ class EngineBridge:
             self._loads.pop(digest, None)
 
     def unload(self, digest: str) -> None:
-        """Drop an adapter that no request uses."""
+        """Unload an adapter that no request uses."""
         if self.ready:
             self._write(Unload(digest))
 
     def add(self, requests: Iterable[Request]) -> None:
-        """Run these requests; the listener hears of each, or of the engine's loss."""
+        """Run requests; each ends in a call of `done`, or all in a call of `lost`."""
         self._require_ready()
         self._write(Add(tuple(requests)))
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """Stop these requests; the listener may still hear of those that finished first."""
+        """Stop requests; `done` may still report those that finished first."""
         if self.ready:
             self._write(Cancel(tuple(request_ids)))
 
     def _require_ready(self) -> None:
         if not self.ready:
-            raise EngineLostError("the engine process is not up")
+            raise EngineLostError("the engine process is not ready")
 
     def _write(self, message: ToEngine) -> None:
-        """Buffered here, bounded by the requests in flight: the pair itself may be full."""
+        """Write without waiting; the buffer is bounded by the requests in flight."""
         assert self._writer is not None
         self._writer.write(encode(message))
 
@@ -244,6 +244,6 @@ async def _next_message(reader: asyncio.StreamReader) -> FromEngine:
 async def _how_it_ended(process: asyncio.subprocess.Process) -> str:
     status = await process.wait()
     if status >= 0:
-        return f"it ended with exit status {status}"
+        return f"it exited with status {status}"
     hint = " (out of memory?)" if -status == signal.SIGKILL else ""
-    return f"it was ended by {signal.Signals(-status).name}{hint}"
+    return f"it was killed by {signal.Signals(-status).name}{hint}"

@@ -1,4 +1,4 @@
-"""The engine that the settings ask for."""
+"""The engine's configuration from the settings."""
 
 from engine import EngineConfig, EngineError
 from services.errors import ConfigError
@@ -6,7 +6,7 @@ from services.process.settings import Settings
 
 
 def engine_config(settings: Settings) -> EngineConfig:
-    """Its configuration; raises ConfigError where the engine refuses it."""
+    """Build the configuration; raises ConfigError if the engine rejects it."""
     try:
         return EngineConfig(
             model=settings.base_model or "",

@@ -1,4 +1,4 @@
-"""An engine that answers each prompt with itself: everything of a worker but the model, for benchmarks and tests."""
+"""An engine that returns each prompt as its output: a worker without a model, for benchmarks and tests."""
 
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,7 @@ from engine import AdapterInfo, EngineConfig, FinishReason, Output, Request, Unk
 
 @dataclass
 class EchoEngine:
-    """The engine's surface; a batch of at most `max_batch_size` prompts takes one step."""
+    """Implements the engine's interface; each step finishes up to `max_batch_size` requests."""
 
     config: EngineConfig
     adapters: dict[str, AdapterInfo] = field(default_factory=dict)
@@ -18,21 +18,21 @@ class EchoEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would finish something."""
+        """Whether any request waits."""
         return bool(self.waiting)
 
     def check_adapter(self, peft_dir: Path) -> AdapterInfo:
-        """Its files are read, not understood."""
+        """Read and hash the files, without parsing them."""
         num_bytes = sum(path.stat().st_size for path in peft_dir.iterdir())
         return AdapterInfo(peft_dir.name, adapter_digest(peft_dir), 1, (), num_bytes, None)
 
     def admit_adapter(self, name: str, checked: AdapterInfo) -> AdapterInfo:
-        """Take its name as loaded."""
+        """Mark the adapter as loaded."""
         self.adapters[name] = info = replace(checked, name=name)
         return info
 
     def unload_adapter(self, name: str) -> None:
-        """Forget it."""
+        """Remove the adapter."""
         self.adapters.pop(name, None)
 
     def add(self, request: Request) -> str:
@@ -44,13 +44,13 @@ class EchoEngine:
         return request.request_id
 
     def cancel(self, request_id: str) -> bool:
-        """Drop a request that waits."""
+        """Remove a waiting request."""
         before = len(self.waiting)
         self.waiting = deque(request for request in self.waiting if request.request_id != request_id)
         return len(self.waiting) < before
 
     def step(self) -> list[Output]:
-        """Answer one batch."""
+        """Finish one batch."""
         count = min(len(self.waiting), self.config.max_batch_size)
         return [self._echo(self.waiting.popleft()) for _ in range(count)]
 
@@ -65,5 +65,5 @@ class EchoEngine:
 
 
 def echo_engine(config: EngineConfig) -> EchoEngine:
-    """For `loraq worker --engine echo`."""
+    """Factory for `loraq worker --engine echo`."""
     return EchoEngine(config)

@@ -1,4 +1,4 @@
-"""The engine's own process: requests in, results out, and an end as soon as its parent is gone.
+"""The engine process: receives requests, sends results, and exits as soon as its parent exits.
 
 python -m services.worker.engine.process FD        FD is its end of the socket pair
 """
@@ -59,7 +59,7 @@ REFUSALS: tuple[tuple[type[EngineError], Refusal], ...] = (
 
 
 def real_engine(config: EngineConfig) -> Any:
-    """The engine itself, ready for its first request; imports torch."""
+    """Create the engine and warm it up; imports torch."""
     from engine import Engine
 
     engine = Engine(config)
@@ -68,19 +68,19 @@ def real_engine(config: EngineConfig) -> Any:
 
 
 def refusal_of(error: EngineError) -> Refusal:
-    """What an engine's error means for the request that met it."""
+    """The refusal code for an engine error."""
     return next((why for kind, why in REFUSALS if isinstance(error, kind)), "failed")
 
 
 class Channel:
-    """The process's end of the pair: a thread reads into a queue, the loop writes. Checks of adapters end there too."""
+    """The process's end of the socket pair: a thread reads into `inbox`, which also gets adapter checks; the loop writes."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self.inbox: queue.SimpleQueue[ToEngine | Checked] = queue.SimpleQueue()
 
     def receive(self) -> ToEngine:
-        """The next message, waiting for it; ends the process when the parent is gone."""
+        """Wait for the next message; exits the process if the parent has exited."""
         try:
             (length,) = HEADER.unpack(self._read(HEADER.size))
             return decode(self._read(length))  # type: ignore[return-value]  # the parent sends nothing else
@@ -103,7 +103,7 @@ class Channel:
             self.inbox.put(self.receive())
 
     def send(self, message: FromEngine) -> None:
-        """Write one message, waiting while the pair is full; ends the process when the parent is gone."""
+        """Send a message, blocking while the socket is full; exits the process if the parent has exited."""
         try:
             self._sock.sendall(encode(message))
         except OSError:
@@ -111,7 +111,7 @@ class Channel:
 
 
 class EngineLoop:
-    """Turns messages into calls of the engine, and its outputs into messages."""
+    """Translates messages to engine calls and engine outputs to messages."""
 
     def __init__(self, engine: Any, channel: Channel) -> None:
         self._engine = engine
@@ -122,12 +122,12 @@ class EngineLoop:
         self._beat_at = 0.0
 
     def run(self) -> NoReturn:
-        """Serve until the parent goes."""
+        """Serve until the parent exits."""
         while True:
             self.turn()
 
     def turn(self) -> None:
-        """Handle what has come, waiting for it only when there is no work, and make one step."""
+        """Handle messages, waiting for one only if there is no work, and run one step."""
         self._beat()
         self._drain_inbox()
         if self._engine.has_work or self._adapters.awaits_arrivals:
@@ -163,7 +163,7 @@ class EngineLoop:
             case Checked():
                 self._adapters.admit(message)
             case Start():
-                raise AssertionError("the engine was started already")
+                raise AssertionError("the engine has already started")
 
     def _add(self, request: Request) -> Refused | None:
         assert request.request_id is not None
@@ -204,16 +204,16 @@ def _finished(output: Output, added_ns: int) -> Finished:
 
 
 def _die_with_parent() -> None:
-    """Ask Linux for SIGKILL when the parent ends; the socket's end of file covers other systems and the race."""
+    """Ask Linux for SIGKILL when the parent exits; end of file on the socket covers other systems and the race."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def told(error: Exception, config: EngineConfig) -> str:
-    """An error that may be over at the next start; of memory that is not there, who asked for it."""
+    """The message for a temporary error; for lack of memory it names the setting."""
     said = f"{type(error).__name__}: {error}"
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
-        said += f"; its pages take {config.pool_bytes} bytes (LORAQ_POOL_BYTES) beside the weights of the base model"
+        said += f"; its pages take {config.pool_bytes} bytes (LORAQ_POOL_BYTES) in addition to the weights of the base model"
     return said
 
 
@@ -224,7 +224,7 @@ def _make_engine(start: Start) -> Any:
 
 
 def main(descriptor: int) -> None:
-    """Serve the parent at the other end of the pair; signals are the parent's business."""
+    """Serve the parent over the socket pair; SIGINT and SIGTERM are left to the parent."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,6 +1,6 @@
-"""What the worker and its engine process say to each other: pickled frames on a socket pair.
+"""The protocol between the worker and its engine process: pickled frames on a socket pair.
 
-A frame is its length (4 bytes, big-endian) and that many bytes. Both ends are the same code on the same machine.
+A frame is a length (4 bytes, big-endian) followed by that many bytes. Both ends run the same code on the same machine.
 """
 
 import pickle
@@ -20,7 +20,7 @@ Refusal: TypeAlias = Literal["prompt_too_long", "unknown_adapter", "invalid_requ
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """First frame: make the engine. `factory` is `module:function` taking an EngineConfig."""
+    """The first frame: create the engine. `factory` is `module:function` and takes an EngineConfig."""
 
     factory: str
     config: EngineConfig
@@ -28,7 +28,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load the adapter of that digest from a directory, which must stay; steps go on meanwhile."""
+    """Load an adapter from a directory, which must remain; steps continue meanwhile."""
 
     digest: str
     path: Path
@@ -36,14 +36,14 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """Drop an adapter that no request uses."""
+    """Unload an adapter that no request uses."""
 
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Run these requests; each has a `request_id`. They travel as plain tuples, which costs a tenth of objects."""
+    """Run requests, each with a `request_id`. Pickled as plain tuples, at a tenth of the cost of objects."""
 
     requests: tuple[Request, ...]
 
@@ -53,21 +53,21 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Stop these requests; nothing more is said about them."""
+    """Stop requests; no message about them follows."""
 
     request_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The engine is up."""
+    """The engine is ready."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The adapter serves from now on; it takes `num_bytes` of the engine's pool while it is there."""
+    """The adapter is loaded; it takes `num_bytes` of the engine's pool while it is resident."""
 
     digest: str
     num_bytes: int
@@ -82,7 +82,7 @@ class LoadFailed:
 
 
 class Finished(NamedTuple):
-    """One request ran to its end. `*_ns` are wall-clock nanoseconds since 1970, for spans only."""
+    """The output of a finished request. `*_ns` are wall-clock nanoseconds since 1970, for spans only."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -99,7 +99,7 @@ class Finished(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """One request cannot be served, or failed on the way."""
+    """A request that cannot be served or has failed."""
 
     request_id: str
     why: Refusal
@@ -108,7 +108,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What one step brought."""
+    """The results of one step."""
 
     finished: tuple[Finished, ...]
     refused: tuple[Refused, ...]
@@ -119,14 +119,14 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The loop turns: sent at least once a second unless a step takes longer."""
+    """Sent at least once a second, unless a step takes longer."""
 
     num_steps: int
 
 
 @dataclass(frozen=True, slots=True)
 class Fatal:
-    """The engine cannot go on; the process ends after this."""
+    """The engine has failed; the process exits after this message."""
 
     reason: str
     permanent: bool
@@ -149,13 +149,13 @@ def _unpack_done(finished: list[tuple[Any, ...]], refused: tuple[Refused, ...]) 
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:
-    """One frame."""
+    """Encode a message as a frame."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    assert len(body) <= MAX_FRAME_BYTES, "a frame holds at most one batch, whose parts are bounded"
+    assert len(body) <= MAX_FRAME_BYTES, "a frame holds at most one batch of bounded messages"
     return HEADER.pack(len(body)) + body
 
 
 def decode(body: bytes) -> ToEngine | FromEngine:
-    """The message of a frame's body."""
+    """Decode the body of a frame."""
     message: ToEngine | FromEngine = pickle.loads(body)  # noqa: S301  # from our own child or parent, over a private pair
     return message

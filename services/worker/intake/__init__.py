@@ -1,1 +1,1 @@
-"""From Kafka records to accepted jobs: consume, validate, decide, reject. Knows no backlog, engine or result."""
+"""From Kafka records to accepted jobs: consume, validate, decide, reject. Independent of backlog and engine."""

@@ -1,4 +1,4 @@
-"""From records to held jobs: validate, recognise duplicates, and take the rest in one transaction per batch."""
+"""Turns records into jobs: validates them, recognises duplicates, and claims the rest, a batch per transaction."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ _log = telemetry.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The database cannot store this job, alone in its batch."""
+    """The database cannot store this job, even on its own."""
 
     reason: str
 
@@ -47,7 +47,7 @@ class AcceptorCallbacks:
 
 
 class Acceptor:
-    """One loop, so that two deliveries of a job are never decided at once."""
+    """A single loop, so that two deliveries of a job are never decided concurrently."""
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class Acceptor:
         self._wake = asyncio.Event()
 
     def receive(self, records: Iterable[Record]) -> None:
-        """Validate fresh records and queue them; bounded by the records that the ledger holds.
+        """Validate new records and queue them; bounded by the ledger's unfinished records.
 
-        It happens here and not in the loop so that it fills the time in which the loop waits for the database.
+        Runs here and not in the loop, so that it overlaps with the loop's waits for the database.
         """
         now, now_ns = time.monotonic(), time.time_ns()
         for record in records:
@@ -93,29 +93,29 @@ class Acceptor:
         self._wake.set()
 
     def num_undecided(self, lane: Lane) -> int:
-        """Candidates of a lane that came and may yet become held jobs."""
+        """Candidates of a lane that may still become jobs in flight."""
         return self._undecided[lane]
 
     def recheck(self, job: Job) -> None:
-        """Another worker has the job by now: ask the database again for every record of it."""
+        """Decide again about every record of a job that another worker owns now."""
         for place in job.places:
             record = job.candidate.record._replace(place=place)
             self._rechecks.append(job.candidate._replace(record=record))
         self._wake.set()
 
     async def run(self) -> None:
-        """Decide about what comes, for ever."""
+        """Decide about candidates until cancelled."""
         while True:
             await self._wait()
             while self._arrived or self._rechecks:
-                arrived = self._next_arrived()  # a rebalance may have taken some away
+                arrived = self._next_arrived()  # a rebalance may have revoked some
                 present = [each for each in arrived if self._ledger.holds(each.record.place)]
                 candidates = await self._admitted(present) + self._next_rechecks()
                 await self._accept(self._fresh(candidates))
                 self._undecided.subtract(each.record.lane for each in arrived)
 
     async def _wait(self) -> None:
-        """Until something came or a lease elsewhere may have run out."""
+        """Wait until a candidate arrives or another worker's lease may have expired."""
         due = min((at for at, _ in self._leased), default=None)
         try:
             async with asyncio.timeout(None if due is None else max(0.0, due - time.monotonic())):
@@ -135,7 +135,7 @@ class Acceptor:
         return rechecks
 
     async def _admitted(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Those that may speak for their tenants; the others go to the dead letters."""
+        """The authenticated candidates; the others are dead-lettered."""
         names = {candidate.key.tenant for candidate in candidates}
         tenants = await self._persistence.retry_until_done(partial(self._keys.of, names)) if names else {}
         admitted = []
@@ -148,7 +148,7 @@ class Acceptor:
         return admitted
 
     def _fresh(self, candidates: list[Candidate]) -> list[Candidate]:
-        """One candidate per job that is not held; a later delivery of one in this batch waits for the next."""
+        """One candidate per job that is not in flight; a second delivery in this batch waits for the next batch."""
         fresh: dict[tuple[object, ...], Candidate] = {}
         for candidate in candidates:
             if not self._ledger.holds(candidate.record.place):
@@ -188,7 +188,7 @@ class Acceptor:
         return await self._store.accept(candidates, self._callbacks.start_predicate())
 
     def _apply(self, candidate: Candidate, decision: Decision | Refused) -> Job | None:
-        """Act on a decision; returns the job if it can run."""
+        """Apply a decision; returns the job if it can run."""
         match decision:
             case Claimed():
                 return self._admit(candidate, decision)

@@ -1,4 +1,4 @@
-"""Records in, positions out: polls without pause, pauses partitions under pressure, commits what is finished."""
+"""The Kafka consumer: polls, pauses partitions under back-pressure, commits the offsets of finished records."""
 
 import asyncio
 import time
@@ -33,10 +33,10 @@ from services.worker.offsets.ledger import Ledger, Partition
 from services.worker.offsets.positions import Positions
 
 POLL_MS = 100
-# While a full lane is paused no record wakes a poll, so this is how long it takes to notice that the lane has room.
+# No record of a paused lane wakes a poll, so this bounds the delay until a full lane resumes.
 FULL_POLL_MS = 10
 MAX_RECORDS = 500
-# Deliveries that joined a job in memory are an offset each; this many fill as much of a lane as a job.
+# A delivery that joined a job in memory costs one offset; this many weigh as much as one job.
 JOINED_PER_JOB = 64
 COMMIT_EVERY_S = 0.2
 COMMIT_TIMEOUT_S = 10.0
@@ -47,8 +47,8 @@ _log = telemetry.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Whom the consumer tells and asks: fresh records; a new assignment; wait, within a budget, for the jobs that
-    run of partitions that may go; forget where the jobs of a partition stand."""
+    """`receive` accepts new records, `assigned` is called after an assignment, `drained` waits a bounded time for the
+    running jobs of revoked partitions, `displaced` drops the places of jobs in a partition."""
 
     receive: Callable[[list[Record]], None]
     assigned: Callable[[], None]
@@ -58,14 +58,14 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of a lane: jobs in memory, and records that joined one of them as another delivery of it."""
+    """Of a lane: the number of jobs in memory, and of records that joined one of them as another delivery."""
 
     held: Callable[[Lane], int]
     joined: Callable[[Lane], int]
 
 
 class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the library is untyped
-    """Owner of the Kafka consumer."""
+    """Owns the Kafka consumer."""
 
     def __init__(self, settings: Settings, ledger: Ledger, counts: Counts, listener: Listener) -> None:
         self._settings = settings
@@ -83,7 +83,7 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
         self.settled = False
 
     async def start(self) -> None:
-        """Join the group; raises RetryableError or ConfigError saying why not."""
+        """Join the group; raises RetryableError or ConfigError with the reason if that fails."""
         self._kafka.subscribe(topics=list(self._lanes), listener=self)
         try:
             with kafka.starting(self._settings):
@@ -93,11 +93,11 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
             raise
 
     async def stop(self) -> None:
-        """Leave the group; uncommitted records go to whoever is next."""
+        """Leave the group; uncommitted records are redelivered to another worker."""
         await kafka.leave(self._kafka)
 
     async def poll(self) -> None:
-        """Take records for ever. Polling never stops, so that a long job costs no membership."""
+        """Poll until cancelled. Polling never stops, so that a long job does not cost the group membership."""
         while True:
             wait_ms = FULL_POLL_MS if self._apply_pressure() else POLL_MS
             try:
@@ -110,10 +110,10 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
             self._polls += 1
             for partition, messages in batches.items():
                 self._take(partition, messages)
-            await asyncio.sleep(0)  # the library does not wait where it has records: others get their turn here
+            await asyncio.sleep(0)  # the library returns buffered records without yielding
 
     async def _recover(self, error: Exception) -> None:
-        """Say what went wrong, and take again what the library had in hand: it forgets that when it fails."""
+        """Log the error, and fetch again the records that the library dropped from its buffer on failure."""
         match error:
             case UnicodeDecodeError():
                 header_names.tolerate()
@@ -122,10 +122,10 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
                 for partition in await self._positions.restart(error.args[0]):
                     self._listener.displaced(partition)
             case NoOffsetForPartitionError():
-                pass  # a new pool: it begins with the earliest record
+                pass  # a new pool starts at the earliest record
             case _:
                 reason = str(kafka.translated(error, self._settings))
-                telemetry.alarm(_log, "Records cannot be taken", action="poll_failed", reason=reason)
+                telemetry.alarm(_log, "Records cannot be fetched", action="poll_failed", reason=reason)
                 await asyncio.sleep(ERROR_PAUSE_S)
         while True:
             if await self._positions.rewind():
@@ -143,33 +143,33 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
             self._listener.receive(fresh)
 
     def _untake(self, partition: TopicPartition, messages: Sequence[Any]) -> None:
-        """Records that came before it was known which of them are finished come again."""
+        """Fetch these records again: it is not known yet which of them are finished."""
         try:
             self._kafka.seek(partition, messages[0].offset)
         except IllegalStateError:
-            return  # it is another worker's by now
+            return  # the partition was revoked meanwhile
 
     def spare(self) -> tuple[list[Lane], int]:
-        """Lanes that may take parked jobs, and how many each."""
+        """The lanes that have room for parked jobs, and the number of jobs that each can claim."""
         spare = {lane: self.pressure.spare(self._num_jobs(lane)) for lane in self._lanes.values()}
         lanes = [lane for lane, count in spare.items() if count]
         return lanes, min((spare[lane] for lane in lanes), default=0)
 
     def _held(self, lane: Lane) -> int:
-        """Records in hand; one that joined a job weighs little, so that repeats of one job leave room for others."""
+        """Records in memory; one that joined a job weighs little, so that repeats of a job leave room for others."""
         joined = self._num_joined(lane)
         num_open = self._ledger.num_open(self._settings.jobs_topic(lane))
         return max(self._num_jobs(lane), num_open - joined + joined // JOINED_PER_JOB)
 
     def _room(self) -> int:
-        """Records that no open lane would choke on; the library wants at least one even if every lane is paused."""
+        """Records that fit into every open lane; the library requires at least one even if every lane is paused."""
         rooms = [self.pressure.room(self._held(lane)) for lane in self._lanes.values()]
         return max(1, min([MAX_RECORDS, *[room for room in rooms if room]]))
 
     def _apply_pressure(self) -> bool:
-        """Pause and resume partitions as lanes fill and empty; a rebalance has un-paused them all.
+        """Pause and resume partitions as lanes fill and empty; a rebalance resumes them all.
 
-        Returns whether any is paused for as long as its lane is full.
+        Returns whether any lane is full.
         """
         assigned, paused = self._kafka.assignment(), self._kafka.paused()
         full = {topic for topic, lane in self._lanes.items() if self.pressure.paused(lane, self._held(lane))}
@@ -183,7 +183,7 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
         return bool(full)
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Let what runs end within its budget, commit what is finished while these are still ours, and let go."""
+        """Wait a bounded time for running jobs, commit while the partitions are still assigned, and revoke them."""
         partitions = frozenset(Partition(*partition) for partition in revoked)
         await self._listener.drained(partitions)
         await self.commit(urgent=True)
@@ -191,8 +191,8 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
         self._ledger.revoke(partitions)
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """Start afresh with these: uncommitted records come again, and those that are finished are passed over."""
-        self._apply_pressure()  # none may come before it is known which are finished
+        """Start the partitions from their committed offsets; records known to be finished are skipped."""
+        self._apply_pressure()  # pause first: it is not known yet which records are finished
         assigned = list(assigned)
         beginning = await self._positions.begin(assigned)
         for partition in beginning.uncommitted:
@@ -206,14 +206,14 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
         self._listener.assigned()
 
     def _begin_anew(self, partition: Partition) -> None:
-        """Where no position is committed any more its topic may be a new one of the same name, whose offsets mean other
-        records. Those that are the same are recognised one by one."""
+        """Forget a partition without a committed offset: its topic may have been recreated, with other records at the
+        same offsets. If it was not, redelivered jobs are recognised by their ids."""
         committed = self._ledger.forget(partition)
         if committed is None:
             return  # new to this worker
         if committed:
             _log.warning(
-                "Nothing is committed where something was; the earliest record is next",
+                "The committed offset is gone; reading from the earliest record",
                 action="commits_gone",
                 topic=partition.topic,
                 partition=partition.number,
@@ -221,16 +221,16 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
         self._listener.displaced(partition)
 
     async def commit_often(self) -> None:
-        """Commit the finished prefix for ever."""
+        """Commit periodically until cancelled."""
         while True:
             await asyncio.sleep(COMMIT_EVERY_S)
             await self.commit()
             self._measure_lag()
 
     async def watch_topics(self) -> None:
-        """Notice topics that are deleted and made anew under the same name, for ever, and read them from the beginning.
+        """Detect topics that are deleted and recreated, until cancelled, and read them from the beginning.
 
-        A broker may go on from the old position without a word, past records that nobody has read.
+        Without this, a broker may continue silently from the old offset and skip records of the new topic.
         """
         while True:
             await asyncio.sleep(WATCH_TOPICS_S)
@@ -238,21 +238,21 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
                 if renewed := self._topics.made_anew(await topic_ids(self._kafka, list(self._lanes))):
                     await self._read_anew(renewed)
             except (KafkaError, OSError, IllegalStateError) as error:
-                _log.warning("Topics not looked at", action="topics_not_watched", reason=str(error))
+                _log.warning("Topic ids cannot be read", action="topics_not_watched", reason=str(error))
 
     async def _read_anew(self, topics: set[str]) -> None:
         telemetry.alarm(
             _log,
-            "A topic was deleted and made anew; it is read from the beginning",
-            action="topic_made_anew",
+            "A topic was deleted and recreated; reading it from the beginning",
+            action="topic_recreated",
             topics=sorted(topics),
         )
-        kafka.look_again(self._kafka)  # the library may have seen that they were away, and looks every half a minute
+        kafka.look_again(self._kafka)  # the library may have cached that they are missing, for half a minute
         while True:
             try:
                 partitions = await self._positions.begin_anew(topics)
             except (KafkaError, OSError, IllegalStateError) as error:
-                _log.warning("Positions not found", action="rewind_failed", reason=str(error))
+                _log.warning("Offsets cannot be read", action="rewind_failed", reason=str(error))
                 await asyncio.sleep(ERROR_PAUSE_S)
             else:
                 break
@@ -267,7 +267,7 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
                 gauge.set(end - position)
 
     async def commit(self, *, urgent: bool = False) -> bool:
-        """Commit what is due, with a bounded wait; False if it could not be done now and will be tried again."""
+        """Commit what is due, with a timeout; returns False if it failed and will be retried."""
         async with self._commit_lock:
             due = self._commits.due(time.monotonic(), self._kafka.assignment(), urgent=urgent)
             if not due:
@@ -278,19 +278,19 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
                     await self._kafka.commit(offsets)
             except OffsetMetadataTooLargeError:
                 self._commits.narrow()
-                _log.warning("The broker takes less metadata", action="metadata_narrowed")
+                _log.warning("The broker accepts less commit metadata", action="metadata_narrowed")
                 return False
             except (CommitFailedError, IllegalStateError):
-                return False  # a rebalance came first: the records come again, and are known
+                return False  # a rebalance came first: the records are redelivered and recognised
             except (KafkaError, OSError, TimeoutError) as error:
                 reason = str(kafka.translated(error, self._settings))
-                _log.warning("Positions not committed", action="commit_failed", reason=reason)
+                _log.warning("Offsets cannot be committed", action="commit_failed", reason=reason)
                 return False
             self._commits.done(due, time.monotonic())
             return True
 
     def progress(self) -> dict[str, Part]:
-        """Whether polling and each partition move, for the watchdog."""
+        """Progress of polling and of each partition, for the watchdog."""
         parts = {"polling": Part(has_work=True, moved=self._polls)}
         paused = self._kafka.paused()
         for partition in self._kafka.assignment():

@@ -1,4 +1,4 @@
-"""The control topic: every worker reads all of it, from the earliest record on, and tells the database."""
+"""The control topic: every worker reads all of it, from the earliest record, and stores cancellations."""
 
 import asyncio
 import hmac
@@ -33,13 +33,13 @@ _log = telemetry.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a control record is passed over."""
+    """Why a control record is skipped."""
 
     reason: str
 
 
 def parse(value: bytes | None) -> Cancellation | Refusal:
-    """The cancellation that a record asks for."""
+    """Parse the value of a control record."""
     if value is None:
         return Refusal("the record has no value; a cancellation is a JSON object")
     try:
@@ -49,7 +49,7 @@ def parse(value: bytes | None) -> Cancellation | Refusal:
 
 
 def may_cancel(cancellation: Cancellation, message: Any, known: TenantKey | None, *, signed: bool) -> Refusal | None:
-    """Why the record may not speak for its tenant; None when it may."""
+    """Why the record is not authorized to cancel jobs of its tenant; None if it is."""
     tenant = cancellation.tenant
     if known is None:
         return Refusal(f"no tenant {tenant!r} is registered")
@@ -57,7 +57,7 @@ def may_cancel(cancellation: Cancellation, message: Any, known: TenantKey | None
         return None
     sent = next((value for name, value in reversed(message.headers) if name == SIGNATURE_HEADER), None)
     if sent is None:
-        return Refusal(f"the record has no {SIGNATURE_HEADER} header, which this pool demands")
+        return Refusal(f"the record has no {SIGNATURE_HEADER} header, which this pool requires")
     if known.key is None:
         return Refusal(damaged_key(tenant))
     expected = signature(known.key, message.value).encode()
@@ -67,7 +67,7 @@ def may_cancel(cancellation: Cancellation, message: Any, known: TenantKey | None
 
 
 class ControlReader:
-    """One consumer outside the group, so that every worker hears everything. `keys` looks up tenants' producer keys."""
+    """A consumer without a group, so that every worker reads every record. `keys` looks up producer keys."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class ControlReader:
         self._keep_ms = timedelta(days=settings.cancellation_retention_days) / timedelta(milliseconds=1)
 
     async def run(self) -> None:
-        """Read for ever; begins anew, from the earliest record, when the broker fails: telling twice does no harm."""
+        """Read until cancelled; after a failure, read again from the earliest record: cancelling is idempotent."""
         while True:
             try:
                 await self._read()
@@ -112,13 +112,13 @@ class ControlReader:
             await consumer.stop()
 
     async def _look_at_topic(self, consumer: Any, known: KnownTopics) -> None:
-        """Read the topic from its beginning if it was deleted and made anew."""
+        """Read the topic from its beginning if it was deleted and recreated."""
         topic = self._settings.control_topic
         if known.made_anew(await topic_ids(consumer, [topic])):
             telemetry.alarm(
                 _log,
-                "A topic was deleted and made anew; it is read from the beginning",
-                action="topic_made_anew",
+                "A topic was deleted and recreated; reading it from the beginning",
+                action="topic_recreated",
                 topics=[topic],
             )
             await consumer.seek_to_beginning()

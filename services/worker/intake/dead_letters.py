@@ -1,4 +1,4 @@
-"""Records that no job can be made of go to the dead-letter topic as they came; only then do their offsets move."""
+"""Sends records that cannot become jobs to the dead-letter topic, unchanged, before their offsets are committed."""
 
 import asyncio
 import contextlib
@@ -25,13 +25,13 @@ MAX_BATCH = 100
 MAX_MESSAGE_BYTES = 8 * 1024
 MAX_KEY_BYTES = 64 * 1024
 BYTES_PER_HEADER = 20
-"""What the protocol adds to each header, generously."""
+"""An upper bound on what the protocol adds to each header."""
 OWN_HEADERS_BYTES = 2 * MAX_MESSAGE_BYTES
 _log = telemetry.get_logger()
 
 
 class DeadLetter(NamedTuple):
-    """What is sent to the dead-letter topic."""
+    """A record for the dead-letter topic."""
 
     key: bytes | None
     value: bytes | None
@@ -39,11 +39,11 @@ class DeadLetter(NamedTuple):
 
 
 def dead_letter(rejection: Rejection) -> DeadLetter:
-    """The record as it came, and why it was put aside.
+    """The record as received, with the reason in its headers.
 
-    One that was compressed may be larger than the topic takes: its value and headers are left where they stand, and
-    headers say how long and what the value was. One without key and value, which Kafka's clients refuse to send, gets
-    an empty value.
+    A record that was compressed may exceed the topic's limit: then its value and headers are omitted, and headers give
+    the value's length and SHA-256. A record without key and value, which Kafka clients refuse to send, gets an empty
+    value.
     """
     record = rejection.record
     if _num_bytes(record) > MAX_DEAD_RECORD_BYTES - OWN_HEADERS_BYTES:
@@ -64,7 +64,7 @@ def _num_bytes(record: Record) -> int:
 
 
 def own_headers(rejection: Rejection) -> Headers:
-    """Why and from where the record was put aside."""
+    """Headers with the reason and the source of a dead letter."""
     record = rejection.record
     return (
         (names.ERROR_CODE, rejection.code.encode()),
@@ -77,10 +77,10 @@ def own_headers(rejection: Rejection) -> Headers:
 
 
 class DeadLetters:
-    """Queue in front of the dead-letter topic. While the broker refuses, offsets stand still and an alarm is raised.
+    """Queue of records to dead-letter. While the broker refuses them, offsets are not committed and an alarm is raised.
 
-    Letters are sent many at a time, so that a flood of poison costs its neighbours no more than room in memory, and one
-    that is refused does not stand in the way of others.
+    Dead letters are sent in batches, so that a flood of invalid records costs other tenants only memory, and a refused
+    one does not block the others.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class DeadLetters:
         return len(self._queue) + len(self._refused)
 
     def put(self, rejection: Rejection) -> None:
-        """Queue a rejection; bounded by the records that the ledger holds."""
+        """Queue a rejection; bounded by the ledger's unfinished records."""
         record = rejection.record
         _log.warning(
             "Record rejected",
@@ -118,7 +118,7 @@ class DeadLetters:
         self._wake.set()
 
     async def run(self, producer: Any) -> None:
-        """Send what is queued, for ever."""
+        """Send queued rejections until cancelled."""
         while True:
             await self._wait()
             now = time.monotonic()
@@ -127,7 +127,7 @@ class DeadLetters:
             self._settle(await self._send(producer, [*due, *fresh]))
 
     async def _wait(self) -> None:
-        """Until there is something to send. Where nothing at all was taken, fresh letters wait as well."""
+        """Wait for something to send. After a batch that was refused completely, new rejections wait as well."""
         while self._refused and (left_s := self._retry_at - time.monotonic()) > 0:
             if self._is_blocked:
                 await asyncio.sleep(left_s)
@@ -137,7 +137,7 @@ class DeadLetters:
             await self._fresh(None)
 
     async def _fresh(self, timeout_s: float | None) -> bool:
-        """Whether a fresh letter is there within so many seconds."""
+        """Wait up to `timeout_s` for a new rejection; returns whether there is one."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not self._queue:
@@ -146,7 +146,7 @@ class DeadLetters:
         return bool(self._queue)
 
     async def _send(self, producer: Any, batch: Sequence[Rejection]) -> list[tuple[Rejection, ServiceError]]:
-        """Offsets of those that every in-sync replica has are finished; returns the others and what was said."""
+        """Send a batch and finish the records that every in-sync replica has; returns the others with their errors."""
         answers = await asyncio.gather(*(self._send_one(producer, each) for each in batch), return_exceptions=True)
         refused: list[tuple[Rejection, ServiceError]] = []
         for rejection, error in zip(batch, answers, strict=True):
@@ -161,7 +161,7 @@ class DeadLetters:
         return refused
 
     def _settle(self, refused: list[tuple[Rejection, ServiceError]]) -> None:
-        """Refused letters are tried again after a while; one that is itself the reason holds up no other."""
+        """Schedule refused records for a retry; a record that causes its own refusal does not block others."""
         self._refused += [rejection for rejection, _ in refused]
         self._num_refusals = self._num_refusals + 1 if refused else 0
         if refused:
@@ -177,7 +177,7 @@ class DeadLetters:
     def _alarm(self, num_refused: int) -> None:
         telemetry.alarm(
             _log,
-            "Dead-letter topic refuses",
+            "The dead-letter topic refuses records",
             action="dead_letter_failed",
             topic=self._settings.dead_topic,
             records=num_refused,

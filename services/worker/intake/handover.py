@@ -1,4 +1,4 @@
-"""Before a partition may go to another worker: jobs of it that run may end, within a budget."""
+"""Lets running jobs of a revoked partition finish before another worker gets it, within a time budget."""
 
 import asyncio
 
@@ -12,10 +12,10 @@ _log = telemetry.get_logger()
 
 
 class Handover:
-    """The group waits meanwhile, so the budget is small; heartbeats go on.
+    """Waits for running jobs. The rebalance waits meanwhile, so the budget is small; heartbeats continue.
 
-    What has not ended by then keeps its lease and ends here: whoever gets its record waits for it. Jobs that only wait
-    are released once it is known that their partition went.
+    A job that is still running afterwards keeps its lease and finishes here; the worker that gets its record waits for
+    that. Waiting jobs are released once their partition is assigned to another worker.
     """
 
     def __init__(self, in_flight: InFlight, budget_s: float) -> None:
@@ -23,16 +23,16 @@ class Handover:
         self._budget_s = budget_s
 
     async def drained(self, partitions: frozenset[Partition]) -> None:
-        """Return when the jobs that ran of these partitions have ended, or the budget is spent."""
+        """Wait until the running jobs of these partitions have ended, or the budget is spent."""
         running = self._in_flight.running_in(partitions)
         try:
             async with asyncio.timeout(self._budget_s):
-                while self._left(running):  # noqa: ASYNC110  # within the budget; every settled job would wake an event
+                while self._left(running):  # noqa: ASYNC110  # bounded; an event would be set by every settled job
                     await asyncio.sleep(LOOK_EVERY_S)
         except TimeoutError:
             left = self._left(running)
             unready = {place.partition for job in left for place in job.places} & partitions
-            _log.info("Jobs still run", action="revoke_budget_spent", jobs=len(left), partitions=len(unready))
+            _log.info("Jobs still run in revoked partitions", action="revoke_budget_spent", jobs=len(left), partitions=len(unready))
 
     def _left(self, jobs: list[Job]) -> list[Job]:
         return [job for job in jobs if self._in_flight.get(job.key) is job]

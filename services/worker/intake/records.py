@@ -1,4 +1,4 @@
-"""From a Kafka record to a valid job or a rejection that names what is wrong. Pure."""
+"""Parses a Kafka record into a candidate, or a rejection with the reason. Pure."""
 
 import hmac
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ from services.worker.offsets.ledger import Partition, Place
 
 @dataclass(frozen=True, slots=True)
 class TenantKey:
-    """A tenant's producer key, opened, None if it is damaged; a disabled tenant's records are refused."""
+    """A tenant's decrypted producer key, None if it is damaged; a disabled tenant's records are rejected."""
 
     key: bytes | None
     disabled: bool
 
 
 def record_of(message: object, lanes: Mapping[str, Lane]) -> Record:
-    """Our record of a consumed message of the Kafka library."""
+    """The `Record` of a message consumed with the Kafka library."""
     topic = str(message.topic)  # type: ignore[attr-defined]  # the library is untyped
     place = Place(Partition(topic, message.partition), message.offset)  # type: ignore[attr-defined]
     return Record(
@@ -43,10 +43,10 @@ def record_of(message: object, lanes: Mapping[str, Lane]) -> Record:
 
 
 def parse(record: Record, cluster_id: str, received_at: float, received_ns: int) -> Candidate | Rejection:
-    """Validate a record's value. A record without job_id gets the id that follows from where it stands."""
+    """Validate a record's value. A record without job_id gets an id derived from its place."""
     if record.value is None:
         return _invalid(record, "the record has no value; a job request is a JSON object")
-    if len(record.value) > MAX_RECORD_BYTES:  # a compressed record may be far larger than the broker's own bound
+    if len(record.value) > MAX_RECORD_BYTES:  # a compressed record may exceed the broker's bound
         found = f"the value has {len(record.value)} bytes"
         return _invalid(record, f"{found}; a job request has at most {MAX_RECORD_BYTES}")
     try:
@@ -60,7 +60,7 @@ def parse(record: Record, cluster_id: str, received_at: float, received_ns: int)
     try:
         replay_of = _replay_of(record)
     except ValueError:
-        return _invalid(record, f"the header {REPLAY_OF!r} is no UUID; leave it out")
+        return _invalid(record, f"the header {REPLAY_OF!r} is not a UUID; leave it out")
     return Candidate(
         key=JobKey(request.tenant, driver_uuid(job_id.bytes)),
         request=request,
@@ -74,15 +74,15 @@ def parse(record: Record, cluster_id: str, received_at: float, received_ns: int)
 
 
 def _replay_of(record: Record) -> UUID | None:
-    """The job that this one replays, as its sender says."""
+    """The job that this one replays, according to its header."""
     said = record.header(REPLAY_OF) if record.headers else None
     return None if said is None else UUID(said.decode())
 
 
 def _origin(record: Record) -> Origin:
-    """Where the record first stood: a dead letter that is sent back, even twice, stays the job that it was.
+    """The record's original place: a dead letter that is replayed, even twice, keeps its job id.
 
-    Whoever forges this header names a job of the tenant that its value speaks for, and no other's.
+    A forged header can only name a job of the tenant in the record's value.
     """
     said = record.header(ORIGIN)
     place = record.place
@@ -93,7 +93,7 @@ def _origin(record: Record) -> Origin:
 def authenticate(
     candidate: Candidate, tenants: Mapping[str, TenantKey], *, require_signature: bool
 ) -> Rejection | None:
-    """Why the record may not speak for its tenant; None when it may."""
+    """Why the record is not authenticated as its tenant's; None if it is."""
     tenant = candidate.key.tenant
     known = tenants.get(tenant)
     if known is None:
@@ -104,7 +104,7 @@ def authenticate(
         return None
     sent = _text(candidate.record.header(SIGNATURE_HEADER))
     if sent is None:
-        return _unauthenticated(candidate, f"the record has no {SIGNATURE_HEADER} header, which this pool demands")
+        return _unauthenticated(candidate, f"the record has no {SIGNATURE_HEADER} header, which this pool requires")
     if known.key is None:
         return _unauthenticated(candidate, f"{damaged_key(tenant)}; then send it back with `loraq dlq replay`")
     expected = signature(known.key, candidate.record.value or b"")
@@ -116,7 +116,7 @@ def authenticate(
 
 
 def damaged_key(tenant: str) -> str:
-    """Why no signature of the tenant can be checked, and what to do."""
+    """Error message for a tenant whose signatures cannot be checked."""
     return (
         f"the producer key of tenant {tenant!r} is damaged in the database, so no signature can be checked with it;"
         " restore it from a backup"

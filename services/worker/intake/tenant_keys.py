@@ -1,4 +1,4 @@
-"""Tenants' producer keys as a worker uses them: a damaged one costs its tenant alone, a wrong secret key stops all."""
+"""Decrypts producer keys: a damaged one affects only its tenant, a wrong LORAQ_SECRET_KEY stops the worker."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ _log = telemetry.get_logger()
 
 
 class TenantKeys:
-    """Producer keys of tenants, opened once per sealed form. Without a box they stay closed."""
+    """Producer keys of tenants, each decrypted once; not decrypted at all without a `box`."""
 
     def __init__(self, store: JobStore, box: SecretBox | None) -> None:
         self._store = store
@@ -21,7 +21,7 @@ class TenantKeys:
         self._damaged: set[bytes] = set()
 
     async def of(self, names: set[str]) -> dict[str, TenantKey]:
-        """The named tenants that exist. Raises ConfigError where LORAQ_SECRET_KEY opens nobody's key."""
+        """The named tenants that exist. Raises ConfigError if LORAQ_SECRET_KEY decrypts no tenant's key."""
         tenants = await self._store.tenants(names)
         if self._box is None:
             return {name: TenantKey(b"", each.disabled) for name, each in tenants.items()}
@@ -38,15 +38,15 @@ class TenantKeys:
         except ConfigError as error:
             if not self._opened and not self._opens_any(box, await self._store.producer_keys()):
                 raise ConfigError(
-                    f"no tenant's producer key can be opened, that of {name!r} for one: {error}"
+                    f"no producer key can be decrypted, for example that of tenant {name!r}: {error}"
                 ) from error
             self._damaged.add(sealed)
             telemetry.alarm(
-                _log, "Producer key unusable", action="producer_key_unusable", tenant=name, reason=str(error)
+                _log, "A producer key is damaged", action="producer_key_unusable", tenant=name, reason=str(error)
             )
 
     def _opens_any(self, box: SecretBox, keys: Sequence[bytes]) -> bool:
-        """Whether the box opens one of the keys at least, so that one that it does not open is damaged."""
+        """Whether the box decrypts any of the keys; if so, a key that it does not decrypt is damaged."""
         for sealed in keys:
             try:
                 self._opened[sealed] = box.open(sealed)

@@ -1,1 +1,1 @@
-"""Which offset of each partition may be committed, and when. Knows no job; `ledger`, `finished`, `commits` are pure."""
+"""Which offset of each partition to commit, and when. Independent of jobs; all but `positions` is pure."""

@@ -1,4 +1,4 @@
-"""When to commit, apart from what to commit. Pure policy: `now` is monotonic seconds."""
+"""When to commit which offsets. Pure policy: `now` is monotonic seconds."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -10,7 +10,7 @@ ABOVE_EVERY_S = 1.0
 
 
 class Commit(NamedTuple):
-    """What is told to the broker about one partition. `changes` goes back to the ledger when it has acknowledged."""
+    """Offset and metadata to commit for a partition; `changes` is passed to the ledger after the acknowledgement."""
 
     position: int
     metadata: str
@@ -18,10 +18,10 @@ class Commit(NamedTuple):
 
 
 class Commits:
-    """A position that moved is committed at the next turn; finishes above it alone wait up to `every_s` seconds.
+    """Decides what to commit: a position that moved at once, finished records above it every `every_s` seconds.
 
-    Where the broker's bound leaves no room for everything that is finished above a position, the partition is
-    `crowded`: it takes no more records until it fits again.
+    If the finished records above a position do not fit into the commit's metadata, the partition is `crowded`: it is
+    paused until they fit again.
     """
 
     def __init__(self, ledger: Ledger, every_s: float = ABOVE_EVERY_S, max_chars: int = MAX_METADATA_CHARS) -> None:
@@ -33,11 +33,11 @@ class Commits:
 
     @property
     def crowded(self) -> frozenset[Partition]:
-        """Partitions to be paused."""
+        """Partitions to pause."""
         return frozenset(self._crowded & self._ledger.partitions)
 
     def due(self, now: float, assigned: Collection[Partition], *, urgent: bool = False) -> dict[Partition, Commit]:
-        """What should be committed now; `urgent` where there may be no later."""
+        """What to commit now; with `urgent`, everything that is not committed yet."""
         moved, unsaved = set(self._ledger.due()), self._ledger.unsaved()
         ripe = {each for each in unsaved if urgent or now - self._done_at.get(each, 0.0) >= self._every_s}
         return {partition: self._commit(partition) for partition in (moved | ripe) if partition in assigned}
@@ -52,11 +52,11 @@ class Commits:
         return Commit(position, metadata, changes)
 
     def narrow(self) -> None:
-        """The broker takes less than was assumed: say half as much from now on."""
+        """Halve the metadata limit: the broker accepts less than was assumed."""
         self._max_chars //= 2
 
     def done(self, commits: dict[Partition, Commit], now: float) -> None:
-        """The broker acknowledged these."""
+        """Note commits that the broker acknowledged."""
         positions = {partition: commit.position for partition, commit in commits.items()}
         self._ledger.committed(positions, {partition: commit.changes for partition, commit in commits.items()})
         self._done_at |= dict.fromkeys(commits, now)

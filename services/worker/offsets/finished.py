@@ -1,7 +1,7 @@
-"""What of a partition is finished, and the text in which a commit's metadata carries it. Pure.
+"""The finished offsets of a partition, and their encoding in a commit's metadata. Pure.
 
-A commit says that everything below its position is finished. Its metadata adds what is finished above: all offsets
-below a frontier save those listed. The list is bounded by the jobs in memory, however far apart they stand.
+A commit at a position means that every offset below it is finished. Its metadata adds what is finished above: all
+offsets below a frontier except those listed. The list is bounded by the number of jobs in memory.
 """
 
 import base64
@@ -19,7 +19,7 @@ _PLAIN, _PACKED = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Every offset below `frontier` is finished, save the `unfinished` ones."""
+    """Every offset below `frontier` is finished except the `unfinished` ones."""
 
     frontier: int
     unfinished: frozenset[int]
@@ -33,13 +33,13 @@ class Finished:
         return min(self.unfinished, default=self.frontier)
 
     def joined(self, other: "Finished") -> "Finished":
-        """What is finished by one of the two."""
+        """The union: offsets that are finished in either."""
         low, high = sorted((self, other), key=lambda each: each.frontier)
         return Finished(high.frontier, frozenset(offset for offset in high.unfinished if offset not in low))
 
 
 def encode(position: int, frontier: int, unfinished: Sequence[int]) -> str:
-    """The text for a commit at `position`; `unfinished` ascends from there. Empty where nothing above is finished."""
+    """The metadata of a commit at `position`; `unfinished` is ascending. Empty if nothing above is finished."""
     if not unfinished:
         return ""
     offsets = (position, *unfinished)
@@ -53,7 +53,7 @@ def encode(position: int, frontier: int, unfinished: Sequence[int]) -> str:
 def fit(
     position: int, frontier: int, unfinished: Sequence[int], max_chars: int = MAX_METADATA_CHARS
 ) -> tuple[str, bool]:
-    """The text in at most `max_chars`, and whether it says everything; otherwise its frontier is drawn in."""
+    """The metadata within `max_chars`, and whether it is complete; otherwise its frontier is lowered."""
     text = encode(position, frontier, unfinished)
     if len(text) <= max_chars:
         return text, True
@@ -65,16 +65,16 @@ def fit(
 
 
 def decode(position: int, text: str | None) -> Finished | None:
-    """What a commit at `position` said; None where it said nothing of ours. Raises ValueError where it is garbled."""
+    """The finished offsets in a commit's metadata; None if it is not ours. Raises ValueError if it is damaged."""
     if not text or not text.startswith(PREFIX):
         return None
     try:
         frame = base64.b64decode(text.removeprefix(PREFIX), validate=True)
         values = list(_values(_unpacked(frame)))
     except (binascii.Error, zlib.error) as error:
-        raise ValueError(f"the metadata of a commit cannot be read: {error}") from error
+        raise ValueError(f"the metadata of a commit cannot be decoded: {error}") from error
     if not values:
-        raise ValueError("the metadata of a commit is empty behind its prefix")
+        raise ValueError("the metadata of a commit is empty after its prefix")
     offset, unfinished = position, []
     for gap in values[1:]:
         offset += gap
@@ -89,11 +89,11 @@ def _unpacked(frame: bytes) -> bytes:
         case b"\x01":
             return zlib.decompressobj().decompress(frame[1:], 10 * MAX_LISTED)
         case _:
-            raise ValueError("the metadata of a commit has an unknown form; a newer version wrote it")
+            raise ValueError("the metadata of a commit has an unknown encoding; a newer version wrote it")
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, lowest first; the top bit says that more follow."""
+    """Seven bits per byte, lowest first; the top bit is set if more bytes follow."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)

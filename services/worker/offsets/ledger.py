@@ -1,8 +1,8 @@
-"""The ledger of offsets: which position of each partition may be committed. Pure policy, no clock, no I/O.
+"""The offset ledger: which offset of each partition may be committed. Pure policy, no clock, no I/O.
 
-Jobs finish in any order; a position may only be committed when every record below it is finished. What is finished
-above goes into the commit's metadata (`finished.py`), and what was finished under an earlier assignment is known here:
-such records are not handed out again. Memory grows with the unfinished records, not with the finished ones.
+Jobs finish in any order; an offset may only be committed when every record below it is finished. Records finished above
+it go into the commit's metadata (`finished.py`). Records finished under an earlier assignment are remembered here and
+not processed again. Memory grows with the unfinished records, not with the finished ones.
 """
 
 from collections import OrderedDict
@@ -14,21 +14,21 @@ from services.worker.offsets.finished import Finished
 
 
 class Partition(NamedTuple):
-    """A partition of a topic; equal to the Kafka library's own pair."""
+    """A partition of a topic; compares equal to the Kafka library's TopicPartition."""
 
     topic: str
     number: int
 
 
 class Place(NamedTuple):
-    """Where a record stands."""
+    """Partition and offset of a record."""
 
     partition: Partition
     offset: int
 
 
 class Standing(NamedTuple):
-    """How a partition stands: what a commit says, and `changes` to tell later whether it still says everything."""
+    """What a commit of a partition would say; `changes` later shows whether it is still complete."""
 
     position: int
     frontier: int
@@ -38,7 +38,7 @@ class Standing(NamedTuple):
 
 @dataclass(slots=True)
 class _Column:
-    """One assigned partition: unfinished records in ascending order, below the next one that will be handed out."""
+    """One assigned partition: its unfinished offsets in ascending order, all below `frontier`."""
 
     known: Finished | None = None
     unfinished: OrderedDict[int, None] = field(default_factory=OrderedDict)
@@ -71,24 +71,24 @@ class _Column:
         return True
 
     def finished(self) -> Finished | None:
-        """Everything that is known to be finished; None while nothing is."""
+        """Everything known to be finished; None if nothing is."""
         if self.frontier is None:
             return self.known
         return _joined(Finished(self.frontier, frozenset(self.unfinished)), self.known)
 
 
 class Ledger:
-    """Contiguous finished prefix of every assigned partition."""
+    """Tracks the contiguous finished prefix of every assigned partition."""
 
     def __init__(self) -> None:
         self._columns: dict[Partition, _Column] = {}
         self._revoked: dict[Partition, _Column] = {}
 
     def assign(self, partitions: Iterable[Partition], told: Mapping[Partition, Finished] | None = None) -> None:
-        """Start afresh: records come again from the committed position, save those known to be finished.
+        """Start partitions: records are redelivered from the committed offset, except those known to be finished.
 
-        `told` is what the metadata of each partition's commit says. What this ledger saw finished stays finished,
-        whoever had the partition in between.
+        `told` is what the metadata of each partition's commit says. Records that finished under an earlier assignment
+        stay finished, even if another worker had the partition in between.
         """
         for partition in map(_partition, partitions):
             earlier = self._revoked.pop(partition, None) or self._columns.get(partition)
@@ -96,38 +96,37 @@ class Ledger:
             self._columns[partition] = _Column(_joined((told or {}).get(partition), known))
 
     def revoke(self, partitions: Iterable[Partition]) -> None:
-        """Let go of these partitions; what finishes later of them is only remembered."""
+        """Drop partitions; records of theirs that finish later are only remembered."""
         for partition in map(_partition, partitions):
             if (column := self._columns.pop(partition, None)) is not None:
                 self._revoked[partition] = column
 
     def forget(self, partition: Partition) -> int | None:
-        """Nothing known of this partition counts any more; returns how much of it was committed, None where nothing was
-        known."""
+        """Forget everything about a partition; returns how many of its changes were committed, None if it is unknown."""
         earlier = (self._revoked.pop(partition, None), self._columns.pop(partition, None))
         return max((column.saved for column in earlier if column is not None), default=None)
 
     def restart(self, partition: Partition, position: int) -> None:
-        """What stood below `position` is gone, or offsets mean other records now: nothing known before counts."""
+        """Continue a partition at `position` and forget everything else: its earlier offsets are gone or denote new records."""
         self._revoked.pop(partition, None)
         if partition in self._columns:
             self._columns[partition] = _Column(frontier=position)
 
     @property
     def partitions(self) -> frozenset[Partition]:
-        """The partitions that are assigned."""
+        """The assigned partitions."""
         return frozenset(self._columns)
 
     def receive(self, place: Place) -> bool:
-        """Note a record that came; False when nothing is to be done for it.
+        """Add a record; returns whether it is to be processed.
 
-        That is: its partition is not assigned, it was noted before, or it is known to be finished.
+        It is not if its partition is not assigned, it was added before, or it is known to be finished.
         """
         column = self._columns.get(place.partition)
         return column is not None and column.receive(place.offset)
 
     def finish(self, place: Place) -> bool:
-        """Note that nothing more will happen for this record; False when the ledger no longer holds it."""
+        """Mark a record as finished; returns False if it is not open under the current assignment."""
         column = self._columns.get(place.partition)
         if column is not None:
             return column.finish(place.offset)
@@ -136,12 +135,12 @@ class Ledger:
         return False
 
     def holds(self, place: Place) -> bool:
-        """Whether the record was handed out under the present assignment and is not finished."""
+        """Whether the record was added under the current assignment and is not finished."""
         column = self._columns.get(place.partition)
         return column is not None and place.offset in column.unfinished
 
     def due(self) -> dict[Partition, int]:
-        """Positions that moved since they were last committed."""
+        """Positions that have moved since the last commit."""
         return {
             partition: column.position
             for partition, column in self._columns.items()
@@ -149,21 +148,21 @@ class Ledger:
         }
 
     def unsaved(self) -> set[Partition]:
-        """Partitions of which something finished since their last commit."""
+        """Partitions with records that have finished since the last commit."""
         return {partition for partition, column in self._columns.items() if column.changes != column.saved}
 
     def standing(self, partition: Partition) -> Standing:
-        """What a commit of this partition says now; records of it must have come."""
+        """What a commit of this partition says now; it must have received a record."""
         column = self._columns[partition]
         finished = column.finished()
-        assert column.position is not None, "there is nothing to commit before a record came"
+        assert column.position is not None, "there is nothing to commit before the first record"
         assert finished is not None, "a position comes with what is finished"
         return Standing(column.position, finished.frontier, sorted(finished.unfinished), column.changes)
 
     def committed(self, positions: Mapping[Partition, int], changes: Mapping[Partition, int] | None = None) -> None:
-        """Note what the broker acknowledged; partitions lost meanwhile are ignored.
+        """Note what the broker acknowledged; partitions revoked meanwhile are ignored.
 
-        `changes` is each standing's own, so that what finished after it is still unsaved.
+        `changes` is that of the commit, so that records finished after it still count as unsaved.
         """
         for partition, position in positions.items():
             column = self._columns.get(partition)
@@ -172,21 +171,21 @@ class Ledger:
                 column.saved = max(column.saved, (changes or {}).get(partition, 0))
 
     def num_open(self, topic: str) -> int:
-        """Records of a topic that were handed out and are not finished."""
+        """Number of unfinished records of a topic."""
         return sum(len(column.unfinished) for partition, column in self._columns.items() if partition.topic == topic)
 
     def position(self, partition: Partition) -> int | None:
-        """Offset of the oldest unfinished record, or the next one; None while nothing came."""
+        """Offset of the oldest unfinished record, or the next offset; None before the first record."""
         column = self._columns.get(partition)
         return column.position if column else None
 
     def next_offset(self, partition: Partition) -> int | None:
-        """The lowest offset that `receive` takes; None while nothing came."""
+        """The lowest offset that `receive` accepts; None before the first record."""
         column = self._columns.get(partition)
         return column.frontier if column else None
 
     def finished_above(self, partition: Partition) -> list[int]:
-        """Finished offsets above the committable prefix, ascending: what a restart would run again without need."""
+        """Finished offsets above the committable prefix, ascending."""
         column = self._columns[partition]
         if column.position is None or column.frontier is None:
             return []
@@ -198,5 +197,5 @@ def _joined(one: Finished | None, other: Finished | None) -> Finished | None:
 
 
 def _partition(pair: Partition) -> Partition:
-    """Ours, of the Kafka library's own pair as well."""
+    """Convert the Kafka library's TopicPartition."""
     return Partition(*pair)

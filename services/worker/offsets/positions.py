@@ -1,4 +1,4 @@
-"""Where to begin with each partition, and what is known to be finished beyond that."""
+"""Where to start reading each partition, and which records above that are finished."""
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,24 +19,23 @@ _log = telemetry.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What the commits' metadata says is finished, and the partitions without a commit."""
+    """Finished offsets from the commits' metadata, and the partitions without a commit."""
 
     told: Mapping[Partition, Finished]
     uncommitted: Sequence[Partition]
 
 
 class Positions:
-    """Moves a consumer's positions. The library never resets one by itself (`auto_offset_reset` is `none`)."""
+    """Seeks a consumer. The library never resets a position on its own (`auto_offset_reset` is `none`)."""
 
     def __init__(self, consumer: Any, ledger: Ledger) -> None:
         self._kafka = consumer
         self._ledger = ledger
 
     async def begin(self, partitions: Iterable[TopicPartition]) -> Beginning:
-        """Go to the earliest record where nothing is committed; returns what the commits' metadata tells, and where
-        nothing is.
+        """Seek partitions without a commit to the earliest record; returns what is known about the others.
 
-        Where the broker does not answer in time nothing is told: finished jobs are then recognised one by one.
+        If the broker does not answer in time, the result is empty: finished jobs are then recognised by their ids.
         """
         partitions = list(partitions)
         try:
@@ -45,7 +44,7 @@ class Positions:
                 uncommitted = [each for each in partitions if each not in commits]
                 await self._to_earliest(uncommitted)
         except (KafkaError, OSError, TimeoutError, IllegalStateError) as error:
-            _log.warning("Commits not read", action="commits_not_read", reason=str(error) or type(error).__name__)
+            _log.warning("Committed offsets cannot be read", action="commits_not_read", reason=str(error) or type(error).__name__)
             return Beginning({}, ())
         told = {Partition(*each): _told(each, position, text) for each, (position, text) in commits.items()}
         return Beginning(
@@ -61,7 +60,7 @@ class Positions:
         return dict(await self._kafka.beginning_offsets(partitions)) if partitions else {}
 
     async def rewind(self) -> bool:
-        """Go back to the newest record that was handed out of each partition; False if that must be tried again."""
+        """Seek each partition to the record after the last one received; returns False if that must be retried."""
         try:
             for partition in self._kafka.assignment():
                 offset = self._ledger.next_offset(Partition(*partition))
@@ -74,14 +73,14 @@ class Positions:
         except IllegalStateError:
             return False  # a rebalance came in between
         except (KafkaError, OSError) as error:
-            _log.warning("Positions not found", action="rewind_failed", reason=str(error))
+            _log.warning("Offsets cannot be read", action="rewind_failed", reason=str(error))
             return False
         return True
 
     async def begin_anew(self, topics: Collection[str]) -> list[Partition]:
-        """Go to the earliest record of topics that were deleted and made anew: positions of the old ones mean nothing.
+        """Seek recreated topics to their earliest record: offsets of the old topics are void.
 
-        Returns the partitions whose offsets mean other records from now on; raises the library's errors.
+        Returns the partitions whose offsets now denote other records; raises the library's errors.
         """
         partitions = [each for each in self._kafka.assignment() if each.topic in topics]
         earliest = await self._earliest(partitions)
@@ -91,20 +90,20 @@ class Positions:
         return [Partition(*partition) for partition in earliest]
 
     async def restart(self, lost: Mapping[TopicPartition, int]) -> list[Partition]:
-        """Go to the earliest record that is retained where the broker has none at our position.
+        """Seek partitions whose position no longer exists to the earliest retained record.
 
-        `lost` is that position by partition. Returns the partitions whose offsets mean other records from now on.
+        `lost` maps each partition to that position. Returns the partitions whose offsets now denote other records.
         """
         try:
             earliest = await self._earliest(list(lost))
         except (KafkaError, OSError) as error:
-            _log.warning("Positions not found", action="rewind_failed", reason=str(error))
+            _log.warning("Offsets cannot be read", action="rewind_failed", reason=str(error))
             return []
         for partition, offset in earliest.items():
             telemetry.OFFSETS_OUT_OF_RANGE.inc()
             telemetry.alarm(
                 _log,
-                "The position of a partition no longer exists; its earliest record is next",
+                "The position of a partition no longer exists; reading from its earliest record",
                 action="offset_out_of_range",
                 topic=partition.topic,
                 partition=partition.partition,
@@ -121,7 +120,7 @@ def _told(partition: TopicPartition, position: int, text: str) -> Finished | Non
         return decode(position, text)
     except ValueError as error:
         _log.warning(
-            "What a commit tells is not understood",
+            "The metadata of a commit cannot be decoded",
             action="metadata_not_understood",
             topic=partition.topic,
             partition=partition.partition,

@@ -1,1 +1,1 @@
-"""From outcomes to committed rows, metrics and spans, and then to finished offsets. Called by the worker alone."""
+"""Writes outcomes as rows, metrics and spans, then finishes their offsets. Called by the worker only."""

@@ -1,4 +1,4 @@
-"""From outcomes to committed rows, and only then to finished records."""
+"""Writes outcomes to the database, and only then marks their records as finished."""
 
 import asyncio
 import hashlib
@@ -34,7 +34,7 @@ class _Prepared:
 
 
 class Completer:
-    """One loop; a batch is whatever ended while the last one was being written."""
+    """One loop; a batch is the jobs that ended while the previous batch was being written."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Completer:
         self._idle.set()
 
     def submit(self, outcome: Outcome) -> None:
-        """Queue an outcome, a large one behind its upload; bounded by the jobs that are held."""
+        """Queue an outcome, a large one after its upload; bounded by the jobs in flight."""
         outcome.job.phase = Phase.COMPLETING
         self._unsettled += 1
         self._idle.clear()
@@ -75,29 +75,29 @@ class Completer:
             self._enqueue(outcome)
 
     def _enqueue(self, outcome: Outcome) -> None:
-        """What is written is made here and not in the loop: that fills the time in which it waits for the database."""
+        """Prepare the rows here and not in the loop, so that it overlaps with the loop's waits for the database."""
         self._queue.append(self._prepare(outcome))
         self._wake.set()
 
     async def _upload(self, outcome: Outcome) -> None:
-        """Put a large output into the object store under the digest of its content; the row takes it if that fails."""
+        """Upload a large output under the digest of its content; if that fails, the row stores it."""
         assert outcome.finished is not None
         content = outcome.finished.text.encode("utf-8", "replace")
         place = self._objects.at(f"results/{outcome.job.key.tenant}/{hashlib.sha256(content).hexdigest()}.txt")
         try:
             await self._objects.put_bytes(place, content, "text/plain; charset=utf-8")
         except ServiceError as error:
-            _log.warning("Large output stays in its row", action="output_upload_failed", reason=str(error))
+            _log.warning("A large output is stored in its row", action="output_upload_failed", reason=str(error))
         else:
             self._urls[outcome.job.key] = place.uri
         self._enqueue(outcome)
 
     async def flushed(self) -> None:
-        """Until everything that was submitted is committed."""
+        """Wait until everything submitted is committed."""
         await self._idle.wait()
 
     async def run(self) -> None:
-        """Write what is queued, for ever."""
+        """Write queued outcomes until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -129,7 +129,7 @@ class Completer:
         return [each.job.key in ours for each in completions]
 
     async def _write_failure(self, prepared: _Prepared, error: PermanentError) -> bool:
-        """The database refuses this outcome: the job fails with that as its reason."""
+        """Fail a job whose outcome the database cannot store."""
         job = prepared.completion.job
         outcome = failed(job, ErrorCode.ENGINE_ERROR, f"the result cannot be stored: {error}")
         again = completion(outcome, self._pool_name, time.monotonic(), prepared.completion.traceparent)

@@ -1,6 +1,6 @@
-"""Metrics of finished jobs, a batch at a time: counting each job by itself costs more than running it through.
+"""Metrics of finished jobs, updated once per batch.
 
-Only the sum of a batch reaches the library, with what it would have counted one by one.
+Updating them per job costs more than the rest of a job's processing. The totals are the same.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
-"""The spans of a finished job: one from the record's arrival to its row, and the engine's part inside it.
+"""The spans of a finished job: one from the record's arrival to its row, with the engine's span inside.
 
-The engine process only notes times; spans are made here, with their start in the past.
+The engine process only records times; the spans are created here, with a start time in the past.
 """
 
 import time
@@ -14,7 +14,7 @@ from services.worker.jobs import Job, Outcome
 
 
 def open_process_span(outcome: Outcome) -> Span:
-    """Span of the record, a child of its sender's; end it once the row is committed."""
+    """Start the record's span, a child of the producer's; end it once the row is committed."""
     job = outcome.job
     record = job.candidate.record
     parent = telemetry.context_from(job.candidate.traceparent)
@@ -37,7 +37,7 @@ def open_process_span(outcome: Outcome) -> Span:
 
 
 def traceparent_of(outcome: Outcome, span: Span | None) -> str | None:
-    """W3C `traceparent` for what follows from the job: of its span, or its sender's where there is none."""
+    """W3C `traceparent` for the job's event and webhook: of its span, or the producer's if there is none."""
     if span is None:
         return telemetry.passed_on(outcome.job.candidate.traceparent)
     with trace.use_span(span, end_on_exit=False):
@@ -45,7 +45,7 @@ def traceparent_of(outcome: Outcome, span: Span | None) -> str | None:
 
 
 def close_process_span(span: Span) -> None:
-    """The row is committed."""
+    """End the span: the row is committed."""
     span.end(time.time_ns())
 
 

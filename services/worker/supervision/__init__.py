@@ -1,1 +1,1 @@
-"""What watches a running worker: leases, breaker, progress. Nothing else in the worker imports it but the wiring."""
+"""Supervision of a running worker: leases, breaker, progress. Imported only by the composition root."""

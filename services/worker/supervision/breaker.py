@@ -1,14 +1,13 @@
-"""When to stop taking jobs because most of them end badly for no fault of their senders. Pure policy.
+"""When to stop consuming because most jobs fail for a reason that is not their producers' fault. Pure policy.
 
-If a wrong release, a lost key or a broken engine makes every job fail, a worker that goes on turns a topic full of
-good jobs into failed rows and dead letters within minutes. But one tenant that sends garbage must stop nobody. A
-tenant's say is therefore bounded: within the window each counts for at most `min_jobs / min_tenants` jobs, whatever it
-sends, and the breaker opens when at least `min_jobs` of such bounded evidence is there and `ratio` of it is bad. One
-tenant alone never has enough, and beside neighbours that are served well it takes more than `ratio` of all. What cannot
-be traced to a registered tenant has no say.
+If a bad release, a lost key or a broken engine makes every job fail, a worker that continues turns a topic of good jobs
+into failed rows and dead letters within minutes. But one tenant that sends garbage must not stop the others. So the
+weight of each tenant is bounded: within the window it counts for at most `min_jobs / min_tenants` jobs. The breaker
+opens when the weighted jobs reach `min_jobs` and `ratio` of them are bad. A single tenant never reaches `min_jobs`, and
+next to tenants whose jobs succeed it takes bad jobs from more than `ratio` of all. Records that cannot be traced to a
+registered tenant do not count.
 
-After a while the breaker probes: a few jobs are taken, and their fate decides. Each time it opens again it waits
-longer.
+After a delay the breaker probes: a few jobs run, and their outcomes decide. The delay doubles each time it reopens.
 """
 
 from collections import deque
@@ -22,7 +21,7 @@ MAX_DOUBLINGS = 5
 
 @dataclass(frozen=True, slots=True)
 class BreakerLimits:
-    """Bounds of a breaker; times in seconds. With `min_jobs` 0 it never opens."""
+    """Limits of a breaker; times in seconds. With `min_jobs` 0 it never opens."""
 
     window_s: float
     min_jobs: int
@@ -32,12 +31,12 @@ class BreakerLimits:
 
     @property
     def probe_jobs(self) -> int:
-        """Evidence that decides a probe, and jobs that a lane takes at once during one."""
+        """Jobs that decide a probe, and the bound of a lane during one."""
         return max(self.min_tenants, self.min_jobs // PROBE_SHARE)
 
 
 class BreakerState(StrEnum):
-    """Closed lets everything through, open nothing, probing a little."""
+    """A closed breaker passes all jobs, an open one none, a probing one a few."""
 
     CLOSED = "closed"
     PROBING = "probing"
@@ -46,14 +45,14 @@ class BreakerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the window says: jobs as counted with every tenant's say bounded, and the tenants with bad ones."""
+    """Totals of the window, with the weight of each tenant bounded, and the number of tenants with bad jobs."""
 
     jobs: float
     bad: float
     tenants: int
 
     def condemns(self, min_jobs: int, ratio: float) -> bool:
-        """Whether that is enough, and bad enough."""
+        """Whether there are enough jobs and enough of them are bad."""
         return self.jobs >= min_jobs and self.bad >= ratio * self.jobs
 
 
@@ -77,9 +76,9 @@ class _Slot:
 
 
 class Breaker:
-    """Told how each job ended and asked now and then; `now` is seconds on any steady clock.
+    """Records how jobs end and decides the state; `now` is seconds on any monotonic clock.
 
-    `evidence` is what it opened for when it last did.
+    `evidence` is the evidence for which it last opened.
     """
 
     def __init__(self, limits: BreakerLimits) -> None:
@@ -91,7 +90,7 @@ class Breaker:
         self.evidence = Evidence(0.0, 0.0, 0)
 
     def note(self, tenant: str, now: float, *, bad: bool) -> None:
-        """A job of a registered tenant ended, badly or not."""
+        """Record the end of a job of a registered tenant."""
         if not self._slots or now - self._slots[-1].since >= self._limits.window_s / SLOTS:
             self._slots.append(_Slot(now))
         slot = self._slots[-1]
@@ -104,7 +103,7 @@ class Breaker:
             tally.good += 1
 
     def _evidence(self, min_jobs: int) -> Evidence:
-        """What is known of the window, if `min_jobs` are to decide."""
+        """Evidence of the window, with weights for a decision on `min_jobs`."""
         totals: dict[str, _Tally] = {}
         for slot in self._slots:
             for tenant, tally in slot.tallies.items():
@@ -116,7 +115,7 @@ class Breaker:
         return Evidence(sum(weight for weight, _ in pairs), sum(bad for _, bad in pairs), afflicted)
 
     def _condemned(self, min_jobs: int) -> bool:
-        """Whether the window says so; most often a look at the sum is enough, whatever the number of tenants."""
+        """Whether the window's evidence suffices; the cheap test on the totals avoids iterating over tenants."""
         ratio = self._limits.ratio
         if sum(slot.num_bad for slot in self._slots) < ratio * min_jobs:
             return False
@@ -124,7 +123,7 @@ class Breaker:
         return self.evidence.condemns(min_jobs, ratio)
 
     def tick(self, now: float) -> BreakerState:
-        """Look at the evidence and at the time; returns the state from now on."""
+        """Update and return the state."""
         while self._slots and now - self._slots[0].since > self._limits.window_s:
             self._slots.popleft()
         match self.state:
@@ -139,7 +138,7 @@ class Breaker:
 
     @property
     def opens_until(self) -> float:
-        """When an open breaker probes."""
+        """The time at which an open breaker starts to probe."""
         assert self._since is not None
         return self._since + self._limits.probe_after_s * 2.0**self._doublings
 
@@ -151,7 +150,7 @@ class Breaker:
             self._enter(BreakerState.OPEN, now)
 
     def _tick_probing(self, now: float) -> None:
-        """Closed as soon as enough is known that does not condemn, be it of one tenant."""
+        """Close after enough jobs without sufficient evidence, even if all are of one tenant."""
         if self._condemned(self._limits.probe_jobs):
             self._doublings = min(self._doublings + 1, MAX_DOUBLINGS)
             self._enter(BreakerState.OPEN, now)
@@ -159,6 +158,6 @@ class Breaker:
             self._enter(BreakerState.CLOSED, now)
 
     def _enter(self, state: BreakerState, now: float) -> None:
-        """The new state starts without a past, except that an opening is remembered for its delay."""
+        """Enter a state with an empty window; only the number of doublings is kept."""
         self.state, self._since = state, now
         self._slots.clear()

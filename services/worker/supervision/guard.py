@@ -1,6 +1,6 @@
-"""The breaker at work: hears how jobs end and records are rejected, and stops and starts consumption.
+"""Feeds the breaker with outcomes and rejections, and pauses and resumes consumption accordingly.
 
-It also keeps the worker from a database in which no tenant is registered: every record would be put aside.
+It also pauses consumption while no tenant is registered in the database: every record would be dead-lettered.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from services.worker.supervision.breaker import Breaker, BreakerLimits, BreakerS
 
 TICK_S = 0.25
 MAX_LOOKED_AT = 200
-"""Rejections per tick that are traced to their tenants: of a flood the rest is more of the same."""
+"""Rejections per tick that are traced to their tenants; of a flood, a sample suffices."""
 MAX_READ_BYTES = 64 * 1024
-"""Larger values are traced by their keys alone: reading them once was dear enough."""
+"""Larger values are traced by their keys only: parsing them again is expensive."""
 BREAKER, NO_TENANT = "breaker", "no tenant"
 STATE_NUMBERS = {BreakerState.CLOSED: 0, BreakerState.PROBING: 1, BreakerState.OPEN: 2}
 _log = telemetry.get_logger()
@@ -34,7 +34,7 @@ TenantsOf = Callable[[set[str]], Awaitable[Mapping[str, TenantKey]]]
 
 
 class Guard:
-    """Owner of the breaker. `pressure` is the consumer's; consumption is paused until a tenant is registered."""
+    """Owns the breaker. `pressure` is the consumer's; consumption is paused until a tenant is registered."""
 
     def __init__(
         self,
@@ -60,18 +60,18 @@ class Guard:
         pressure.pause(NO_TENANT)
 
     def ended(self, outcome: Outcome) -> None:
-        """A job of a registered tenant ended."""
+        """Record the outcome of a job."""
         bad = outcome.error is not None and outcome.error.code in SUSPECT_CODES
         if bad and outcome.error is not None:
             self._newest = f"{outcome.error.code}: {outcome.error.message}"
         self._breaker.note(outcome.job.key.tenant, time.monotonic(), bad=bad)
 
     def rejected(self, rejection: Rejection) -> None:
-        """A record is put aside; whose it is will be found out at the next tick."""
+        """Queue a rejection; the next tick traces it to its tenant."""
         self._rejected.append(rejection)
 
     async def run(self) -> None:
-        """Wait for a tenant, then watch, for ever."""
+        """Wait for a tenant, then update the breaker until cancelled."""
         await self._wait_for_tenant()
         while True:
             await asyncio.sleep(TICK_S)
@@ -85,7 +85,7 @@ class Guard:
         warned = False
         while not await self._persistence.retry_until_done(self._any_tenant):
             if not warned:
-                sentence = "No tenant is registered in this database; waiting before taking records"
+                sentence = "No tenant is registered in this database; consumption is paused"
                 _log.warning(sentence, action="no_tenant", hint="`loraq tenants add`, or check LORAQ_DATABASE_URL")
                 warned = True
             await asyncio.sleep(1.0)
@@ -103,7 +103,7 @@ class Guard:
                 self._breaker.note(name, time.monotonic(), bad=True)
 
     def _speaks_for(self, rejection: Rejection, tenant: TenantKey) -> bool:
-        """Where records are signed, nobody's garbage counts against another tenant."""
+        """Whether a rejection counts for the tenant; where signatures are required, only if its signature is valid."""
         if tenant.disabled or not self._require_signature:
             return not tenant.disabled
         if tenant.key is None:
@@ -119,25 +119,25 @@ class Guard:
                 self._open()
             case BreakerState.PROBING:
                 self._pressure.resume(BREAKER)
-                _log.warning("Probing with a few jobs", action="breaker_probing")
+                _log.warning("The breaker probes with a few jobs", action="breaker_probing")
             case BreakerState.CLOSED:
                 self._health.set(BREAKER, None)
-                _log.warning("Jobs end well again", action="breaker_closed")
+                _log.warning("Jobs succeed again; the breaker is closed", action="breaker_closed")
 
     def _open(self) -> None:
         self._pressure.pause(BREAKER)
         delay_s = self._breaker.opens_until - time.monotonic()
         evidence = self._breaker.evidence
         share = f"{evidence.bad / evidence.jobs:.0%} of the last jobs of {evidence.tenants} tenants"
-        reason = f"{share} failed or were put aside, so no more are taken; the newest: {self._newest}"
+        reason = f"{share} failed or were dead-lettered; consumption is paused; the latest: {self._newest}"
         self._health.set(BREAKER, reason)
         telemetry.alarm(
-            _log, "Most jobs fail: no more are taken", action="breaker_open", reason=reason, probe_in_s=round(delay_s)
+            _log, "Most jobs fail; consumption is paused", action="breaker_open", reason=reason, probe_in_s=round(delay_s)
         )
 
 
 def _tenant(rejection: Rejection) -> str | None:
-    """The tenant that a record names, unchecked."""
+    """The tenant that a record names, not authenticated."""
     value = rejection.record.value or b""
     tenant, *_ = said_by(rejection.record.key, value if len(value) <= MAX_READ_BYTES else None)
     return tenant

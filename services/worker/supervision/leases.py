@@ -1,4 +1,4 @@
-"""Keeps what this worker holds its own: renews leases, and lets go of what belongs to another worker."""
+"""Renews the leases of jobs in flight, and releases jobs that another worker owns."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ _log = telemetry.get_logger()
 
 
 class LeaseKeeper:
-    """One loop beside the others. `settled` says that no rebalance is under way."""
+    """One loop. `settled` returns whether no rebalance is in progress."""
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class LeaseKeeper:
         self._hurry = asyncio.Event()
 
     def hurry(self) -> None:
-        """The assignment changed: look for jobs that are another worker's now."""
+        """Check immediately for jobs of revoked partitions."""
         self._hurry.set()
 
     async def run(self) -> None:
-        """Release strays and renew the rest, for ever."""
+        """Release jobs of revoked partitions and renew the others, until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(self._every_s):
@@ -59,7 +59,7 @@ class LeaseKeeper:
             await self._renew()
 
     async def release(self, jobs: Sequence[Job]) -> None:
-        """Give jobs up, so that the worker that has their records now may take them at once."""
+        """Release jobs, so that the worker that now has their records can claim them immediately."""
         if not jobs:
             return
         self._runner.drop(jobs)
@@ -78,7 +78,7 @@ class LeaseKeeper:
                 self.surrender(job)
 
     def surrender(self, job: Job) -> None:
-        """Another worker has a newer fence: stop the job here, and ask the database again about its records."""
+        """Stop a job that another worker has claimed with a newer fence, and decide about its records again."""
         telemetry.STALE_WRITES.inc()
         self._runner.drop([job])
         self._in_flight.remove(job)

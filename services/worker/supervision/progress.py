@@ -1,4 +1,4 @@
-"""Ends a worker that no longer moves although it has work, so that another takes its partitions."""
+"""Ends a worker that makes no progress although it has work, so that another one gets its partitions."""
 
 import asyncio
 import time
@@ -13,13 +13,13 @@ _log = telemetry.get_logger()
 
 
 class StuckError(ServiceError):
-    """A part of the process had work and did none of it."""
+    """A part of the process had work and made no progress."""
 
 
 async def watch_progress(
     parts: Callable[[], Mapping[str, Part]], check_broker: Callable[[], Awaitable[None]], limit_s: float
 ) -> None:
-    """Look for ever; raises StuckError naming what stands still. While the broker is away nothing is to blame."""
+    """Watch until cancelled; raises StuckError with the stuck parts, unless the broker is unreachable."""
     watch = ProgressWatch(limit_s)
     while True:
         await asyncio.sleep(limit_s / LOOKS_PER_LIMIT)
@@ -28,9 +28,9 @@ async def watch_progress(
         try:
             await check_broker()
         except (RetryableError, ConfigError) as error:
-            _log.warning("Nothing moves: the broker is away", action="broker_away", reason=str(error))
+            _log.warning("No progress: the broker is unreachable", action="broker_away", reason=str(error))
             watch.excuse()
             continue
         telemetry.alarm(_log, "A part of the worker is stuck", action="stuck", parts=stuck)
         bound = f"{limit_s:g} s (LORAQ_PROGRESS_TIMEOUT_S)"
-        raise StuckError(f"{', '.join(stuck)}: had work and did none of it for {bound}; the process ends")
+        raise StuckError(f"{', '.join(stuck)}: no progress for {bound} although there is work; the process exits")
