@@ -26,7 +26,7 @@ from services.worker.intake.consumer import Counts, JobConsumer
 from services.worker.intake.consumer import Listener as ConsumerListener
 from services.worker.intake.control import ControlReader
 from services.worker.intake.dead_letters import DeadLetters
-from services.worker.intake.handover import Handover
+from services.worker.intake.drain import Handover
 from services.worker.intake.tenant_keys import TenantKeys
 from services.worker.jobs import Job, JobKey, Outcome, Rejection
 from services.worker.offsets.ledger import Ledger

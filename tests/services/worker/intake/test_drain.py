@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from services.worker.in_flight import InFlight
-from services.worker.intake.handover import Handover
+from services.worker.intake.drain import Handover
 from services.worker.jobs import Phase
 from services.worker.offsets.ledger import Place
 from tests.services.worker.test_in_flight import P, Q, in_flight_with, job
