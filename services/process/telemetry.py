@@ -141,6 +141,8 @@ WEBHOOKS_IN_FLIGHT = Gauge("loraq_webhooks_in_flight", "Webhook attempts under w
 OUTBOX_PENDING = Gauge("loraq_outbox_pending", "Outbox rows not yet done.", ["kind"])
 OUTBOX_OLDEST_SECONDS = Gauge("loraq_outbox_oldest_seconds", "Age of the oldest due outbox row.", ["kind"])
 ALARMS = Counter("loraq_alarms", "Conditions that a person must look at.", ["action"])
+RENAMED_ALARMS = {"topic_recreated": "topic_made_anew"}
+"""Former `action` label of each alarm renamed in this version; removed in the next one."""
 
 _propagator = TraceContextTextMapPropagator()
 
@@ -230,8 +232,13 @@ def get_logger(**fields: Any) -> structlog.typing.FilteringBoundLogger:
 
 
 def alarm(logger: structlog.typing.FilteringBoundLogger, sentence: str, *, action: str, **fields: Any) -> None:
-    """Log an error that a person must look at and count it in `loraq_alarms_total{action=…}`."""
+    """Log an error that a person must look at and count it in `loraq_alarms_total{action=…}`.
+
+    A renamed alarm is also counted under its former label, so that existing alert rules still fire.
+    """
     ALARMS.labels(action=action).inc()
+    if (former := RENAMED_ALARMS.get(action)) is not None:
+        ALARMS.labels(action=former).inc()
     logger.error(sentence, action=action, alarm=True, **fields)
 
 

@@ -87,7 +87,7 @@ async def _consume(worker: Worker, life: Lifecycle, settings: Settings, stack: c
 def _loops(worker: Worker, settings: Settings, producer: object) -> dict[str, Coroutine[Any, Any, None]]:
     return {
         "poll": worker.consumer.poll(),
-        "commit": worker.consumer.commit_often(),
+        "commit": worker.consumer.commit_periodically(),
         "topics": worker.consumer.watch_topics(),
         "accept": worker.acceptor.run(),
         "dead letters": worker.dead_letters.run(producer),

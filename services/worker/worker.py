@@ -15,18 +15,17 @@ from services.process.settings import Settings
 from services.s3.store import ObjectStore
 from services.tenants.secrets import SecretBox
 from services.worker.adapters.loads import AdapterCallbacks, Adapters, WaitLimits
-from services.worker.engine.bridge import EngineBridge, EngineSpec, Listener
+from services.worker.engine.bridge import EngineBridge, EngineCallbacks, EngineSpec
 from services.worker.engine.config import engine_config
 from services.worker.engine.protocol import Done
 from services.worker.execution.limits import Limits
 from services.worker.execution.runner import Runner, RunnerCallbacks
 from services.worker.in_flight import InFlight
 from services.worker.intake.acceptor import Acceptor, AcceptorCallbacks
-from services.worker.intake.consumer import Counts, JobConsumer
-from services.worker.intake.consumer import Listener as ConsumerListener
+from services.worker.intake.consumer import ConsumerCallbacks, Counts, JobConsumer
 from services.worker.intake.control import ControlReader
 from services.worker.intake.dead_letters import DeadLetters
-from services.worker.intake.drain import Handover
+from services.worker.intake.drain import PartitionDrain
 from services.worker.intake.tenant_keys import TenantKeys
 from services.worker.jobs import Job, JobKey, Outcome, Rejection
 from services.worker.offsets.ledger import Ledger
@@ -82,7 +81,7 @@ class Worker:
         self.backlog = Backlog[Job](2 * (settings.max_backlog_jobs + len(settings.lanes)))
         spec = EngineSpec(engine_config(settings), engine_factory, settings.engine_start_timeout_s)
         self.engine_up = asyncio.Event()
-        self.engine = EngineBridge(spec, Listener(self._on_engine_up, self._on_done, self._on_engine_lost))
+        self.engine = EngineBridge(spec, EngineCallbacks(self._on_engine_up, self._on_done, self._on_engine_lost))
         self.adapters = Adapters(
             stager,
             self.engine,
@@ -119,7 +118,7 @@ class Worker:
             ParkingCallbacks(
                 self._run_parked, self._finish, self._stale, self.runner.drop, self.runner.suspects.new_trial
             ),
-            lambda: self.consumer.spare() if self.engine.ready else ([], 0),
+            lambda: self.consumer.room_for_parked() if self.engine.ready else ([], 0),
             settings.poll_interval_s,
             settings.park_after_s,
         )
@@ -137,12 +136,12 @@ class Worker:
         self.completer = Completer(
             self.store, self.persistence, objects, self.ledger, self.in_flight, settings.pool, self._stale
         )
-        handover = Handover(self.in_flight, settings.revoke_drain_s)
+        drain = PartitionDrain(self.in_flight, settings.revoke_drain_s)
         self.consumer = JobConsumer(
             settings,
             self.ledger,
             Counts(self._num_jobs, self.in_flight.num_joined),
-            ConsumerListener(self.acceptor.receive, self._on_assigned, handover.drained, self.in_flight.forget_places),
+            ConsumerCallbacks(self.acceptor.receive, self._on_assigned, drain.drained, self.in_flight.forget_places),
         )
         self.guard = Guard(
             _breaker_limits(settings),
@@ -161,7 +160,7 @@ class Worker:
             self.runner,
             self.acceptor,
             settings.lease_s,
-            settled=lambda: self.consumer.settled,
+            stable=lambda: self.consumer.stable,
         )
 
     def _num_jobs(self, lane: Lane) -> int:
@@ -186,7 +185,7 @@ class Worker:
 
     def _on_assigned(self) -> None:
         self._life.health.set("kafka", None)
-        self.leases.hurry()
+        self.leases.check_now()
 
     def _wake_runner(self) -> None:
         self.runner.wake()
@@ -220,7 +219,7 @@ class Worker:
         self.parking.wake()
 
     def _stale(self, job: Job) -> None:
-        self.leases.surrender(job)
+        self.leases.give_up(job)
 
 
 def _limits(settings: Settings) -> Limits:

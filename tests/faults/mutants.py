@@ -37,8 +37,8 @@ def offset_before_commit() -> None:
     """Commit the position of the next record, whether or not the records below it have ended."""
 
     def commit(self: Commits, partition: Any) -> Commit:
-        standing = self._ledger.standing(partition)
-        return Commit(standing.frontier, "", standing.changes)
+        state = self._ledger.commit_state(partition)
+        return Commit(state.frontier, "", state.changes)
 
     Commits._commit = commit  # type: ignore[method-assign]
 

@@ -57,7 +57,7 @@ async def test_when_every_tenants_jobs_fail_the_topic_is_kept_and_served_once_th
         async with running_worker(settings, FAULTY_ENGINE) as life:
             await eventually(lambda: is_open(life), what="the breaker to open")
             reason = (life.health.reasons or {})["breaker"]
-            assert "of the last jobs of 3 tenants failed or were put aside" in reason
+            assert "of the last jobs of 3 tenants failed or were dead-lettered" in reason
             assert "engine_error: the engine failed on this job 1 times" in reason
             assert alarms("breaker_open") > before
             await asyncio.gather(*(world.send(request) for request in good))

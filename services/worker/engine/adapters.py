@@ -36,9 +36,9 @@ class EngineAdapters:
         self._asked: queue.SimpleQueue[Load] = queue.SimpleQueue()
         self._later: dict[str, list[Load | Unload]] = {}
         self._to_unload: set[str] = set()
-        threading.Thread(target=self._check_for_ever, name="adapter checks", daemon=True).start()
+        threading.Thread(target=self._check_loop, name="adapter checks", daemon=True).start()
 
-    def _check_for_ever(self) -> NoReturn:
+    def _check_loop(self) -> NoReturn:
         """Body of the checking thread, which uses only `check_adapter` and the two queues."""
         while True:
             load = self._asked.get()

@@ -63,8 +63,8 @@ class EngineSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
-    """Called from the event loop: `up` when the engine is ready, `done` with a step's results, `lost` with the reason."""
+class EngineCallbacks:
+    """Called from the event loop: `up` once the engine is ready, `done` with a step's results, `lost` with a reason."""
 
     up: Callable[[], None]
     done: Callable[[Done], None]
@@ -83,9 +83,9 @@ def restart_delay_s(failures: int, *, has_served: bool) -> float:
 class EngineBridge:
     """Runs one engine process at a time. Calls raise EngineLostError while none is ready."""
 
-    def __init__(self, spec: EngineSpec, listener: Listener) -> None:
+    def __init__(self, spec: EngineSpec, callbacks: EngineCallbacks) -> None:
         self._spec = spec
-        self._listener = listener
+        self._callbacks = callbacks
         self._writer: asyncio.StreamWriter | None = None
         self._loads: dict[str, asyncio.Future[int]] = {}
         self._was_ready = False
@@ -122,8 +122,8 @@ class EngineBridge:
             except EngineLostError as error:
                 reason = str(error)
             except (EOFError, OSError):
-                reason = await _how_it_ended(process)
-        self._listener.lost(reason)
+                reason = await _exit_reason(process)
+        self._callbacks.lost(reason)
         return reason
 
     @asynccontextmanager
@@ -157,7 +157,7 @@ class EngineBridge:
             case Ready(pid):
                 self.ready, self._was_ready, self._has_served, self.pid = True, True, True, pid
                 _log.info("Engine process ready", action="engine_ready", pid=pid)
-                self._listener.up()
+                self._callbacks.up()
             case Fatal(reason, permanent):
                 raise ConfigError(f"the engine cannot start: {reason}") if permanent else EngineLostError(reason)
             case _:
@@ -175,7 +175,7 @@ class EngineBridge:
     def _handle(self, message: FromEngine) -> None:
         match message:
             case Done():
-                self._listener.done(message)
+                self._callbacks.done(message)
             case Loaded(digest, num_bytes):
                 self._settle(digest, num_bytes)
             case LoadFailed(digest, reason):
@@ -241,7 +241,7 @@ async def _next_message(reader: asyncio.StreamReader) -> FromEngine:
     return decode(await reader.readexactly(length))  # type: ignore[return-value]  # an engine sends nothing else
 
 
-async def _how_it_ended(process: asyncio.subprocess.Process) -> str:
+async def _exit_reason(process: asyncio.subprocess.Process) -> str:
     status = await process.wait()
     if status >= 0:
         return f"it exited with status {status}"

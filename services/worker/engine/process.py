@@ -73,7 +73,7 @@ def refusal_of(error: EngineError) -> Refusal:
 
 
 class Channel:
-    """The process's end of the socket pair: a thread reads into `inbox`, which also gets adapter checks; the loop writes."""
+    """The process's end of the socket pair: a thread reads into `inbox`, the loop writes."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -97,7 +97,7 @@ class Channel:
             view = view[count:]
         return bytes(body)
 
-    def read_for_ever(self) -> NoReturn:
+    def read_loop(self) -> NoReturn:
         """Body of the reading thread."""
         while True:
             self.inbox.put(self.receive())
@@ -209,12 +209,12 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def told(error: Exception, config: EngineConfig) -> str:
+def temporary_error(error: Exception, config: EngineConfig) -> str:
     """The message for a temporary error; for lack of memory it names the setting."""
-    said = f"{type(error).__name__}: {error}"
+    message = f"{type(error).__name__}: {error}"
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
-        said += f"; its pages take {config.pool_bytes} bytes (LORAQ_POOL_BYTES) in addition to the weights of the base model"
-    return said
+        message += f"; its pages take {config.pool_bytes} bytes (LORAQ_POOL_BYTES) in addition to the base model"
+    return message
 
 
 def _make_engine(start: Start) -> Any:
@@ -231,14 +231,14 @@ def main(descriptor: int) -> None:
     channel = Channel(socket.socket(fileno=descriptor))
     start = channel.receive()
     assert isinstance(start, Start)
-    threading.Thread(target=channel.read_for_ever, name="inbox", daemon=True).start()
+    threading.Thread(target=channel.read_loop, name="inbox", daemon=True).start()
     try:
         engine = _make_engine(start)
         channel.send(Ready(os.getpid()))
         EngineLoop(engine, channel).run()
     except Exception as error:
         permanent = isinstance(error, EngineError)
-        channel.send(Fatal(str(error) if permanent else told(error, start.config), permanent))
+        channel.send(Fatal(str(error) if permanent else temporary_error(error, start.config), permanent))
         if not permanent:
             raise
 

@@ -109,9 +109,9 @@ class Acceptor:
             await self._wait()
             while self._arrived or self._rechecks:
                 arrived = self._next_arrived()  # a rebalance may have revoked some
-                present = [each for each in arrived if self._ledger.holds(each.record.place)]
-                candidates = await self._admitted(present) + self._next_rechecks()
-                await self._accept(self._fresh(candidates))
+                present = [each for each in arrived if self._ledger.is_open(each.record.place)]
+                candidates = await self._authenticated(present) + self._next_rechecks()
+                await self._accept(self._not_in_flight(candidates))
                 self._undecided.subtract(each.record.lane for each in arrived)
 
     async def _wait(self) -> None:
@@ -134,33 +134,33 @@ class Acceptor:
         rechecks, self._rechecks = list(self._rechecks), deque()
         return rechecks
 
-    async def _admitted(self, candidates: list[Candidate]) -> list[Candidate]:
+    async def _authenticated(self, candidates: list[Candidate]) -> list[Candidate]:
         """The authenticated candidates; the others are dead-lettered."""
         names = {candidate.key.tenant for candidate in candidates}
         tenants = await self._persistence.retry_until_done(partial(self._keys.of, names)) if names else {}
-        admitted = []
+        authenticated = []
         for candidate in candidates:
             rejection = authenticate(candidate, tenants, require_signature=self._require_signature)
             if rejection is None:
-                admitted.append(candidate)
+                authenticated.append(candidate)
             else:
                 self._dead_letters.put(rejection)
-        return admitted
+        return authenticated
 
-    def _fresh(self, candidates: list[Candidate]) -> list[Candidate]:
+    def _not_in_flight(self, candidates: list[Candidate]) -> list[Candidate]:
         """One candidate per job that is not in flight; a second delivery in this batch waits for the next batch."""
-        fresh: dict[tuple[object, ...], Candidate] = {}
+        first: dict[tuple[object, ...], Candidate] = {}
         for candidate in candidates:
-            if not self._ledger.holds(candidate.record.place):
+            if not self._ledger.is_open(candidate.record.place):
                 continue
             job = self._in_flight.get(candidate.key)
             if job is not None:
                 self._join(job, candidate)
-            elif candidate.key in fresh:
+            elif candidate.key in first:
                 self._rechecks.append(candidate)
             else:
-                fresh[candidate.key] = candidate
-        return list(fresh.values())
+                first[candidate.key] = candidate
+        return list(first.values())
 
     def _join(self, job: Job, candidate: Candidate) -> None:
         if job.candidate.fingerprint != candidate.fingerprint:

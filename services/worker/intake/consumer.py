@@ -46,32 +46,32 @@ _log = telemetry.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
-    """`receive` accepts new records, `assigned` is called after an assignment, `drained` waits a bounded time for the
-    running jobs of revoked partitions, `displaced` drops the places of jobs in a partition."""
+class ConsumerCallbacks:
+    """`receive` accepts new records, `assigned` is called after an assignment, `drain` waits a bounded time for the
+    running jobs of revoked partitions, `forget_places` drops the places of jobs in a partition."""
 
     receive: Callable[[list[Record]], None]
     assigned: Callable[[], None]
-    drained: Callable[[frozenset[Partition]], Awaitable[None]]
-    displaced: Callable[[Partition], None]
+    drain: Callable[[frozenset[Partition]], Awaitable[None]]
+    forget_places: Callable[[Partition], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Of a lane: the number of jobs in memory, and of records that joined one of them as another delivery."""
 
-    held: Callable[[Lane], int]
+    jobs: Callable[[Lane], int]
     joined: Callable[[Lane], int]
 
 
 class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the library is untyped
     """Owns the Kafka consumer."""
 
-    def __init__(self, settings: Settings, ledger: Ledger, counts: Counts, listener: Listener) -> None:
+    def __init__(self, settings: Settings, ledger: Ledger, counts: Counts, callbacks: ConsumerCallbacks) -> None:
         self._settings = settings
         self._ledger = ledger
-        self._num_jobs, self._num_joined = counts.held, counts.joined
-        self._listener = listener
+        self._num_jobs, self._num_joined = counts.jobs, counts.joined
+        self._callbacks = callbacks
         self._lanes = {settings.jobs_topic(lane): lane for lane in settings.lanes}
         self.pressure = Pressure(max(1, settings.max_backlog_jobs // len(self._lanes)))
         self._kafka = kafka.job_consumer(settings)
@@ -80,7 +80,7 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
         self._topics = KnownTopics()
         self._commit_lock = asyncio.Lock()
         self._polls = 0
-        self.settled = False
+        self.stable = False
 
     async def start(self) -> None:
         """Join the group; raises RetryableError or ConfigError with the reason if that fails."""
@@ -101,7 +101,7 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
         while True:
             wait_ms = FULL_POLL_MS if self._apply_pressure() else POLL_MS
             try:
-                batches = await self._kafka.getmany(timeout_ms=wait_ms, max_records=self._room())
+                batches = await self._kafka.getmany(timeout_ms=wait_ms, max_records=self._max_records())
             except ConsumerStoppedError:
                 return
             except (KafkaError, OSError, UnicodeDecodeError) as error:
@@ -109,7 +109,7 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
                 continue
             self._polls += 1
             for partition, messages in batches.items():
-                self._take(partition, messages)
+                self._receive(partition, messages)
             await asyncio.sleep(0)  # the library returns buffered records without yielding
 
     async def _recover(self, error: Exception) -> None:
@@ -120,7 +120,7 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
                 _log.warning("A header's name is not UTF-8", action="header_name_mended", reason=str(error))
             case OffsetOutOfRangeError():
                 for partition in await self._positions.restart(error.args[0]):
-                    self._listener.displaced(partition)
+                    self._callbacks.forget_places(partition)
             case NoOffsetForPartitionError():
                 pass  # a new pool starts at the earliest record
             case _:
@@ -132,38 +132,38 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
                 return
             await asyncio.sleep(ERROR_PAUSE_S)
 
-    def _take(self, partition: TopicPartition, messages: Sequence[Any]) -> None:
+    def _receive(self, partition: TopicPartition, messages: Sequence[Any]) -> None:
         if Partition(*partition) not in self._ledger.partitions:
-            self._untake(partition, messages)
+            self._seek_back(partition, messages)
             return
         records = [record_of(message, self._lanes) for message in messages]
-        fresh = [record for record in records if self._ledger.receive(record.place)]
-        if fresh:
-            telemetry.MESSAGES_CONSUMED.labels(lane=fresh[0].lane).inc(len(fresh))
-            self._listener.receive(fresh)
+        new = [record for record in records if self._ledger.receive(record.place)]
+        if new:
+            telemetry.MESSAGES_CONSUMED.labels(lane=new[0].lane).inc(len(new))
+            self._callbacks.receive(new)
 
-    def _untake(self, partition: TopicPartition, messages: Sequence[Any]) -> None:
+    def _seek_back(self, partition: TopicPartition, messages: Sequence[Any]) -> None:
         """Fetch these records again: it is not known yet which of them are finished."""
         try:
             self._kafka.seek(partition, messages[0].offset)
         except IllegalStateError:
             return  # the partition was revoked meanwhile
 
-    def spare(self) -> tuple[list[Lane], int]:
+    def room_for_parked(self) -> tuple[list[Lane], int]:
         """The lanes that have room for parked jobs, and the number of jobs that each can claim."""
-        spare = {lane: self.pressure.spare(self._num_jobs(lane)) for lane in self._lanes.values()}
-        lanes = [lane for lane, count in spare.items() if count]
-        return lanes, min((spare[lane] for lane in lanes), default=0)
+        room = {lane: self.pressure.room_for_parked(self._num_jobs(lane)) for lane in self._lanes.values()}
+        lanes = [lane for lane, count in room.items() if count]
+        return lanes, min((room[lane] for lane in lanes), default=0)
 
-    def _held(self, lane: Lane) -> int:
+    def _weight(self, lane: Lane) -> int:
         """Records in memory; one that joined a job weighs little, so that repeats of a job leave room for others."""
         joined = self._num_joined(lane)
         num_open = self._ledger.num_open(self._settings.jobs_topic(lane))
         return max(self._num_jobs(lane), num_open - joined + joined // JOINED_PER_JOB)
 
-    def _room(self) -> int:
+    def _max_records(self) -> int:
         """Records that fit into every open lane; the library requires at least one even if every lane is paused."""
-        rooms = [self.pressure.room(self._held(lane)) for lane in self._lanes.values()]
+        rooms = [self.pressure.room(self._weight(lane)) for lane in self._lanes.values()]
         return max(1, min([MAX_RECORDS, *[room for room in rooms if room]]))
 
     def _apply_pressure(self) -> bool:
@@ -172,7 +172,7 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
         Returns whether any lane is full.
         """
         assigned, paused = self._kafka.assignment(), self._kafka.paused()
-        full = {topic for topic, lane in self._lanes.items() if self.pressure.paused(lane, self._held(lane))}
+        full = {topic for topic, lane in self._lanes.items() if self.pressure.paused(lane, self._weight(lane))}
         open_to = self._ledger.partitions - self._commits.crowded
         wanted = {each for each in assigned if each.topic in full or Partition(*each) not in open_to}
         if wanted - paused:
@@ -185,27 +185,27 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         """Wait a bounded time for running jobs, commit while the partitions are still assigned, and revoke them."""
         partitions = frozenset(Partition(*partition) for partition in revoked)
-        await self._listener.drained(partitions)
+        await self._callbacks.drain(partitions)
         await self.commit(urgent=True)
-        self.settled = False
+        self.stable = False
         self._ledger.revoke(partitions)
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         """Start the partitions from their committed offsets; records known to be finished are skipped."""
         self._apply_pressure()  # pause first: it is not known yet which records are finished
         assigned = list(assigned)
-        beginning = await self._positions.begin(assigned)
-        for partition in beginning.uncommitted:
-            self._begin_anew(partition)
-        self._ledger.assign([Partition(*partition) for partition in assigned], beginning.told)
-        self.settled = True
+        start = await self._positions.begin(assigned)
+        for partition in start.uncommitted:
+            self._forget_uncommitted(partition)
+        self._ledger.assign([Partition(*partition) for partition in assigned], start.finished)
+        self.stable = True
         self._apply_pressure()
         telemetry.REBALANCES.inc()
         telemetry.PARTITIONS_ASSIGNED.set(len(assigned))
         _log.info("Partitions assigned", action="assigned", partitions=len(assigned))
-        self._listener.assigned()
+        self._callbacks.assigned()
 
-    def _begin_anew(self, partition: Partition) -> None:
+    def _forget_uncommitted(self, partition: Partition) -> None:
         """Forget a partition without a committed offset: its topic may have been recreated, with other records at the
         same offsets. If it was not, redelivered jobs are recognised by their ids."""
         committed = self._ledger.forget(partition)
@@ -218,9 +218,9 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
                 topic=partition.topic,
                 partition=partition.number,
             )
-        self._listener.displaced(partition)
+        self._callbacks.forget_places(partition)
 
-    async def commit_often(self) -> None:
+    async def commit_periodically(self) -> None:
         """Commit periodically until cancelled."""
         while True:
             await asyncio.sleep(COMMIT_EVERY_S)
@@ -235,12 +235,12 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
         while True:
             await asyncio.sleep(WATCH_TOPICS_S)
             try:
-                if renewed := self._topics.made_anew(await topic_ids(self._kafka, list(self._lanes))):
-                    await self._read_anew(renewed)
+                if recreated := self._topics.made_anew(await topic_ids(self._kafka, list(self._lanes))):
+                    await self._read_recreated(recreated)
             except (KafkaError, OSError, IllegalStateError) as error:
                 _log.warning("Topic ids cannot be read", action="topics_not_watched", reason=str(error))
 
-    async def _read_anew(self, topics: set[str]) -> None:
+    async def _read_recreated(self, topics: set[str]) -> None:
         telemetry.alarm(
             _log,
             "A topic was deleted and recreated; reading it from the beginning",
@@ -250,14 +250,14 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
         kafka.look_again(self._kafka)  # the library may have cached that they are missing, for half a minute
         while True:
             try:
-                partitions = await self._positions.begin_anew(topics)
+                partitions = await self._positions.restart_recreated(topics)
             except (KafkaError, OSError, IllegalStateError) as error:
                 _log.warning("Offsets cannot be read", action="rewind_failed", reason=str(error))
                 await asyncio.sleep(ERROR_PAUSE_S)
             else:
                 break
         for partition in partitions:
-            self._listener.displaced(partition)
+            self._callbacks.forget_places(partition)
 
     def _measure_lag(self) -> None:
         for partition in self._kafka.assignment():
@@ -277,7 +277,7 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
                 async with asyncio.timeout(COMMIT_TIMEOUT_S):
                     await self._kafka.commit(offsets)
             except OffsetMetadataTooLargeError:
-                self._commits.narrow()
+                self._commits.halve_metadata()
                 _log.warning("The broker accepts less commit metadata", action="metadata_narrowed")
                 return False
             except (CommitFailedError, IllegalStateError):
@@ -286,7 +286,7 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
                 reason = str(kafka.translated(error, self._settings))
                 _log.warning("Offsets cannot be committed", action="commit_failed", reason=reason)
                 return False
-            self._commits.done(due, time.monotonic())
+            self._commits.acknowledged(due, time.monotonic())
             return True
 
     def progress(self) -> dict[str, Part]:

@@ -48,7 +48,7 @@ def parse(value: bytes | None) -> Cancellation | Refusal:
         return Refusal(sentence_of(error))
 
 
-def may_cancel(cancellation: Cancellation, message: Any, known: TenantKey | None, *, signed: bool) -> Refusal | None:
+def authorize(cancellation: Cancellation, message: Any, known: TenantKey | None, *, signed: bool) -> Refusal | None:
     """Why the record is not authorized to cancel jobs of its tenant; None if it is."""
     tenant = cancellation.tenant
     if known is None:
@@ -75,13 +75,13 @@ class ControlReader:
         store: CancellationStore,
         persistence: Persistence,
         keys: Callable[[set[str]], Awaitable[dict[str, TenantKey]]],
-        heard: Callable[[], None],
+        on_cancellation: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._store = store
         self._persistence = persistence
         self._keys = keys
-        self._heard = heard
+        self._on_cancellation = on_cancellation
         self._keep_ms = timedelta(days=settings.cancellation_retention_days) / timedelta(milliseconds=1)
 
     async def run(self) -> None:
@@ -99,19 +99,19 @@ class ControlReader:
 
     async def _read(self) -> None:
         consumer = kafka.control_consumer(self._settings)
-        known, look_at = KnownTopics(), 0.0
+        known, check_at = KnownTopics(), 0.0
         try:
             await consumer.start()
             while True:
-                if time.monotonic() >= look_at:
-                    await self._look_at_topic(consumer, known)
-                    look_at = time.monotonic() + WATCH_TOPIC_S
+                if time.monotonic() >= check_at:
+                    await self._check_topic(consumer, known)
+                    check_at = time.monotonic() + WATCH_TOPIC_S
                 for messages in (await consumer.getmany(timeout_ms=POLL_MS)).values():
-                    await self._tell(messages)
+                    await self._apply(messages)
         finally:
             await consumer.stop()
 
-    async def _look_at_topic(self, consumer: Any, known: KnownTopics) -> None:
+    async def _check_topic(self, consumer: Any, known: KnownTopics) -> None:
         """Read the topic from its beginning if it was deleted and recreated."""
         topic = self._settings.control_topic
         if known.made_anew(await topic_ids(consumer, [topic])):
@@ -123,29 +123,29 @@ class ControlReader:
             )
             await consumer.seek_to_beginning()
 
-    async def _tell(self, messages: Sequence[Any]) -> None:
+    async def _apply(self, messages: Sequence[Any]) -> None:
         oldest_ms = time.time() * 1000 - self._keep_ms
         parsed = [(message, parse(message.value)) for message in messages if message.timestamp >= oldest_ms]
-        asked = [(message, each) for message, each in parsed if isinstance(each, Cancellation)]
+        requested = [(message, each) for message, each in parsed if isinstance(each, Cancellation)]
         for message, each in parsed:
             if isinstance(each, Refusal):
-                _passed_over(message, each)
-        if not asked:
+                _log_refusal(message, each)
+        if not requested:
             return
-        tenants = await self._persistence.retry_until_done(partial(self._keys, {each.tenant for _, each in asked}))
+        tenants = await self._persistence.retry_until_done(partial(self._keys, {each.tenant for _, each in requested}))
         keys: set[JobKey] = set()
-        for message, each in asked:
+        for message, each in requested:
             signed = self._settings.require_signed_jobs
-            refusal = may_cancel(each, message, tenants.get(each.tenant), signed=signed)
+            refusal = authorize(each, message, tenants.get(each.tenant), signed=signed)
             if refusal is None:
                 keys.add(JobKey(each.tenant, each.job_id))
             else:
-                _passed_over(message, refusal)
+                _log_refusal(message, refusal)
         if keys:
             await self._persistence.retry_until_done(partial(self._store.cancel, sorted(keys)))
-            self._heard()
+            self._on_cancellation()
 
 
-def _passed_over(message: Any, refusal: Refusal) -> None:
+def _log_refusal(message: Any, refusal: Refusal) -> None:
     telemetry.CONTROL_REFUSED.inc()
     _log.warning("Control record refused", action="control_refused", offset=message.offset, reason=refusal.reason)

@@ -24,9 +24,9 @@ RETRY_DELAYS_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 MAX_BATCH = 100
 MAX_MESSAGE_BYTES = 8 * 1024
 MAX_KEY_BYTES = 64 * 1024
-BYTES_PER_HEADER = 20
+MAX_HEADER_OVERHEAD_BYTES = 20
 """An upper bound on what the protocol adds to each header."""
-OWN_HEADERS_BYTES = 2 * MAX_MESSAGE_BYTES
+REASON_HEADERS_BYTES = 2 * MAX_MESSAGE_BYTES
 _log = telemetry.get_logger()
 
 
@@ -46,24 +46,24 @@ def dead_letter(rejection: Rejection) -> DeadLetter:
     value.
     """
     record = rejection.record
-    if _num_bytes(record) > MAX_DEAD_RECORD_BYTES - OWN_HEADERS_BYTES:
+    if _num_bytes(record) > MAX_DEAD_RECORD_BYTES - REASON_HEADERS_BYTES:
         value = record.value or b""
         omitted: Headers = (
             (names.VALUE_OMITTED, str(len(value)).encode()),
             (names.VALUE_SHA256, hashlib.sha256(value).hexdigest().encode()),
         )
         key = record.key if len(record.key or b"") <= MAX_KEY_BYTES else None
-        return DeadLetter(key, b"", [*own_headers(rejection), *omitted])
+        return DeadLetter(key, b"", [*reason_headers(rejection), *omitted])
     value_or_empty = b"" if record.value is None and record.key is None else record.value
-    return DeadLetter(record.key, value_or_empty, [*record.headers, *own_headers(rejection)])
+    return DeadLetter(record.key, value_or_empty, [*record.headers, *reason_headers(rejection)])
 
 
 def _num_bytes(record: Record) -> int:
-    headers = sum(len(name.encode()) + len(value or b"") + BYTES_PER_HEADER for name, value in record.headers)
+    headers = sum(len(name.encode()) + len(value or b"") + MAX_HEADER_OVERHEAD_BYTES for name, value in record.headers)
     return len(record.key or b"") + len(record.value or b"") + headers
 
 
-def own_headers(rejection: Rejection) -> Headers:
+def reason_headers(rejection: Rejection) -> Headers:
     """Headers with the reason and the source of a dead letter."""
     record = rejection.record
     return (
@@ -123,20 +123,20 @@ class DeadLetters:
             await self._wait()
             now = time.monotonic()
             due, self._refused = (self._refused, []) if now >= self._retry_at else ([], self._refused)
-            fresh = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
-            self._settle(await self._send(producer, [*due, *fresh]))
+            new = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
+            self._settle(await self._send(producer, [*due, *new]))
 
     async def _wait(self) -> None:
         """Wait for something to send. After a batch that was refused completely, new rejections wait as well."""
         while self._refused and (left_s := self._retry_at - time.monotonic()) > 0:
             if self._is_blocked:
                 await asyncio.sleep(left_s)
-            elif await self._fresh(left_s):
+            elif await self._wait_for_new(left_s):
                 return
         if not self._refused:
-            await self._fresh(None)
+            await self._wait_for_new(None)
 
-    async def _fresh(self, timeout_s: float | None) -> bool:
+    async def _wait_for_new(self, timeout_s: float | None) -> bool:
         """Wait up to `timeout_s` for a new rejection; returns whether there is one."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -171,8 +171,8 @@ class DeadLetters:
         self._health.set("dead letters", self._reason if self._refused else None)
 
     async def _send_one(self, producer: Any, rejection: Rejection) -> None:
-        letter = dead_letter(rejection)
-        await producer.send_and_wait(self._settings.dead_topic, letter.value, key=letter.key, headers=letter.headers)
+        record = dead_letter(rejection)
+        await producer.send_and_wait(self._settings.dead_topic, record.value, key=record.key, headers=record.headers)
 
     def _alarm(self, num_refused: int) -> None:
         telemetry.alarm(

@@ -11,7 +11,7 @@ LOOK_EVERY_S = 0.05
 _log = telemetry.get_logger()
 
 
-class Handover:
+class PartitionDrain:
     """Waits for running jobs. The rebalance waits meanwhile, so the budget is small; heartbeats continue.
 
     A job that is still running afterwards keeps its lease and finishes here; the worker that gets its record waits for
@@ -32,7 +32,12 @@ class Handover:
         except TimeoutError:
             left = self._left(running)
             unready = {place.partition for job in left for place in job.places} & partitions
-            _log.info("Jobs still run in revoked partitions", action="revoke_budget_spent", jobs=len(left), partitions=len(unready))
+            _log.info(
+                "Jobs still run",
+                action="revoke_budget_spent",
+                jobs=len(left),
+                partitions=len(unready),
+            )
 
     def _left(self, jobs: list[Job]) -> list[Job]:
         return [job for job in jobs if self._in_flight.get(job.key) is job]

@@ -28,18 +28,18 @@ class Pressure:
         """Lower the bound of each lane; None restores it."""
         self.bound = self._widest if bound is None else max(1, min(bound, self._widest))
 
-    def paused(self, lane: Lane, num_held: int) -> bool:
+    def paused(self, lane: Lane, num_jobs: int) -> bool:
         """Whether the lane is paused, with that many jobs in memory."""
-        if num_held >= self.bound:
+        if num_jobs >= self.bound:
             self._full.add(lane)
-        elif num_held <= self.bound * 3 // 4:
+        elif num_jobs <= self.bound * 3 // 4:
             self._full.discard(lane)
         return bool(self._reasons) or lane in self._full
 
-    def spare(self, num_held: int) -> int:
-        """How many parked jobs a lane may claim: a quarter beyond its bound, so that a flood of records cannot block them."""
-        return 0 if self._reasons else max(0, self.bound + max(1, self.bound // 4) - num_held)
+    def room_for_parked(self, num_jobs: int) -> int:
+        """How many parked jobs a lane may claim: up to a quarter beyond its bound, as records may fill the rest."""
+        return 0 if self._reasons else max(0, self.bound + max(1, self.bound // 4) - num_jobs)
 
-    def room(self, num_held: int) -> int:
+    def room(self, num_jobs: int) -> int:
         """How many more records a lane may consume."""
-        return max(0, self.bound - num_held)
+        return max(0, self.bound - num_jobs)

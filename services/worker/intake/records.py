@@ -75,8 +75,8 @@ def parse(record: Record, cluster_id: str, received_at: float, received_ns: int)
 
 def _replay_of(record: Record) -> UUID | None:
     """The job that this one replays, according to its header."""
-    said = record.header(REPLAY_OF) if record.headers else None
-    return None if said is None else UUID(said.decode())
+    value = record.header(REPLAY_OF) if record.headers else None
+    return None if value is None else UUID(value.decode())
 
 
 def _origin(record: Record) -> Origin:
@@ -84,10 +84,10 @@ def _origin(record: Record) -> Origin:
 
     A forged header can only name a job of the tenant in the record's value.
     """
-    said = record.header(ORIGIN)
+    value = record.header(ORIGIN)
     place = record.place
     here = Origin(place.partition.topic, place.partition.number, place.offset, record.timestamp_ms)
-    return here if said is None else Origin.parsed(said)
+    return here if value is None else Origin.parsed(value)
 
 
 def authenticate(

@@ -17,7 +17,7 @@ class TenantKeys:
     def __init__(self, store: JobStore, box: SecretBox | None) -> None:
         self._store = store
         self._box = box
-        self._opened: dict[bytes, bytes] = {}
+        self._keys: dict[bytes, bytes] = {}
         self._damaged: set[bytes] = set()
 
     async def of(self, names: set[str]) -> dict[str, TenantKey]:
@@ -26,30 +26,30 @@ class TenantKeys:
         if self._box is None:
             return {name: TenantKey(b"", each.disabled) for name, each in tenants.items()}
         for name, each in tenants.items():
-            await self._open(self._box, name, each)
-        return {name: TenantKey(self._opened.get(each.producer_key), each.disabled) for name, each in tenants.items()}
+            await self._decrypt(self._box, name, each)
+        return {name: TenantKey(self._keys.get(each.producer_key), each.disabled) for name, each in tenants.items()}
 
-    async def _open(self, box: SecretBox, name: str, tenant: Tenant) -> None:
-        sealed = tenant.producer_key
-        if sealed in self._opened or sealed in self._damaged:
+    async def _decrypt(self, box: SecretBox, name: str, tenant: Tenant) -> None:
+        encrypted = tenant.producer_key
+        if encrypted in self._keys or encrypted in self._damaged:
             return
         try:
-            self._opened[sealed] = box.open(sealed)
+            self._keys[encrypted] = box.open(encrypted)
         except ConfigError as error:
-            if not self._opened and not self._opens_any(box, await self._store.producer_keys()):
+            if not self._keys and not self._decrypts_any(box, await self._store.producer_keys()):
                 raise ConfigError(
                     f"no producer key can be decrypted, for example that of tenant {name!r}: {error}"
                 ) from error
-            self._damaged.add(sealed)
+            self._damaged.add(encrypted)
             telemetry.alarm(
                 _log, "A producer key is damaged", action="producer_key_unusable", tenant=name, reason=str(error)
             )
 
-    def _opens_any(self, box: SecretBox, keys: Sequence[bytes]) -> bool:
+    def _decrypts_any(self, box: SecretBox, keys: Sequence[bytes]) -> bool:
         """Whether the box decrypts any of the keys; if so, a key that it does not decrypt is damaged."""
-        for sealed in keys:
+        for encrypted in keys:
             try:
-                self._opened[sealed] = box.open(sealed)
+                self._keys[encrypted] = box.open(encrypted)
             except ConfigError:
                 continue
             return True

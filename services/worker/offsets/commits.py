@@ -28,7 +28,7 @@ class Commits:
         self._ledger = ledger
         self._every_s = every_s
         self._max_chars = max_chars
-        self._done_at: dict[Partition, float] = {}
+        self._acknowledged_at: dict[Partition, float] = {}
         self._crowded: set[Partition] = set()
 
     @property
@@ -39,11 +39,11 @@ class Commits:
     def due(self, now: float, assigned: Collection[Partition], *, urgent: bool = False) -> dict[Partition, Commit]:
         """What to commit now; with `urgent`, everything that is not committed yet."""
         moved, unsaved = set(self._ledger.due()), self._ledger.unsaved()
-        ripe = {each for each in unsaved if urgent or now - self._done_at.get(each, 0.0) >= self._every_s}
-        return {partition: self._commit(partition) for partition in (moved | ripe) if partition in assigned}
+        overdue = {each for each in unsaved if urgent or now - self._acknowledged_at.get(each, 0.0) >= self._every_s}
+        return {partition: self._commit(partition) for partition in (moved | overdue) if partition in assigned}
 
     def _commit(self, partition: Partition) -> Commit:
-        position, frontier, unfinished, changes = self._ledger.standing(partition)
+        position, frontier, unfinished, changes = self._ledger.commit_state(partition)
         metadata, complete = fit(position, frontier, unfinished, self._max_chars)
         if complete:
             self._crowded.discard(partition)
@@ -51,12 +51,12 @@ class Commits:
             self._crowded.add(partition)
         return Commit(position, metadata, changes)
 
-    def narrow(self) -> None:
+    def halve_metadata(self) -> None:
         """Halve the metadata limit: the broker accepts less than was assumed."""
         self._max_chars //= 2
 
-    def done(self, commits: dict[Partition, Commit], now: float) -> None:
+    def acknowledged(self, commits: dict[Partition, Commit], now: float) -> None:
         """Note commits that the broker acknowledged."""
         positions = {partition: commit.position for partition, commit in commits.items()}
         self._ledger.committed(positions, {partition: commit.changes for partition, commit in commits.items()})
-        self._done_at |= dict.fromkeys(commits, now)
+        self._acknowledged_at |= dict.fromkeys(commits, now)

@@ -18,7 +18,7 @@ _PLAIN, _PACKED = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedOffsets:
     """Every offset below `frontier` is finished except the `unfinished` ones."""
 
     frontier: int
@@ -32,10 +32,10 @@ class Finished:
         """The lowest offset that is not finished."""
         return min(self.unfinished, default=self.frontier)
 
-    def joined(self, other: "Finished") -> "Finished":
+    def union(self, other: "FinishedOffsets") -> "FinishedOffsets":
         """The union: offsets that are finished in either."""
         low, high = sorted((self, other), key=lambda each: each.frontier)
-        return Finished(high.frontier, frozenset(offset for offset in high.unfinished if offset not in low))
+        return FinishedOffsets(high.frontier, frozenset(offset for offset in high.unfinished if offset not in low))
 
 
 def encode(position: int, frontier: int, unfinished: Sequence[int]) -> str:
@@ -64,7 +64,7 @@ def fit(
     return text, False
 
 
-def decode(position: int, text: str | None) -> Finished | None:
+def decode(position: int, text: str | None) -> FinishedOffsets | None:
     """The finished offsets in a commit's metadata; None if it is not ours. Raises ValueError if it is damaged."""
     if not text or not text.startswith(PREFIX):
         return None
@@ -79,7 +79,7 @@ def decode(position: int, text: str | None) -> Finished | None:
     for gap in values[1:]:
         offset += gap
         unfinished.append(offset)
-    return Finished(position + values[0], frozenset(unfinished))
+    return FinishedOffsets(position + values[0], frozenset(unfinished))
 
 
 def _unpacked(frame: bytes) -> bytes:

@@ -10,7 +10,7 @@ from aiokafka.errors import IllegalStateError, KafkaError
 
 from services.kafka import clients as kafka
 from services.process import telemetry
-from services.worker.offsets.finished import Finished, decode
+from services.worker.offsets.finished import FinishedOffsets, decode
 from services.worker.offsets.ledger import Ledger, Partition
 
 TIMEOUT_S = 10.0
@@ -18,10 +18,10 @@ _log = telemetry.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class StartPositions:
     """Finished offsets from the commits' metadata, and the partitions without a commit."""
 
-    told: Mapping[Partition, Finished]
+    finished: Mapping[Partition, FinishedOffsets]
     uncommitted: Sequence[Partition]
 
 
@@ -32,7 +32,7 @@ class Positions:
         self._kafka = consumer
         self._ledger = ledger
 
-    async def begin(self, partitions: Iterable[TopicPartition]) -> Beginning:
+    async def begin(self, partitions: Iterable[TopicPartition]) -> StartPositions:
         """Seek partitions without a commit to the earliest record; returns what is known about the others.
 
         If the broker does not answer in time, the result is empty: finished jobs are then recognised by their ids.
@@ -44,11 +44,13 @@ class Positions:
                 uncommitted = [each for each in partitions if each not in commits]
                 await self._to_earliest(uncommitted)
         except (KafkaError, OSError, TimeoutError, IllegalStateError) as error:
-            _log.warning("Committed offsets cannot be read", action="commits_not_read", reason=str(error) or type(error).__name__)
-            return Beginning({}, ())
-        told = {Partition(*each): _told(each, position, text) for each, (position, text) in commits.items()}
-        return Beginning(
-            {partition: finished for partition, finished in told.items() if finished is not None},
+            _log.warning(
+                "Committed offsets cannot be read", action="commits_not_read", reason=str(error) or type(error).__name__
+            )
+            return StartPositions({}, ())
+        decoded = {Partition(*each): _decoded(each, position, text) for each, (position, text) in commits.items()}
+        return StartPositions(
+            {partition: finished for partition, finished in decoded.items() if finished is not None},
             tuple(Partition(*each) for each in uncommitted),
         )
 
@@ -77,7 +79,7 @@ class Positions:
             return False
         return True
 
-    async def begin_anew(self, topics: Collection[str]) -> list[Partition]:
+    async def restart_recreated(self, topics: Collection[str]) -> list[Partition]:
         """Seek recreated topics to their earliest record: offsets of the old topics are void.
 
         Returns the partitions whose offsets now denote other records; raises the library's errors.
@@ -115,7 +117,7 @@ class Positions:
         return [Partition(*partition) for partition in earliest]
 
 
-def _told(partition: TopicPartition, position: int, text: str) -> Finished | None:
+def _decoded(partition: TopicPartition, position: int, text: str) -> FinishedOffsets | None:
     try:
         return decode(position, text)
     except ValueError as error:

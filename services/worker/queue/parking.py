@@ -133,7 +133,7 @@ class Parking:
         return None
 
     async def _park_deliveries(self, candidates: list[Candidate]) -> None:
-        waiting = [each for each in candidates if self._ledger.holds(each.record.place)]
+        waiting = [each for each in candidates if self._ledger.is_open(each.record.place)]
         if waiting:
             await self._persistence.retry_until_done(partial(self._store.store_deliveries, waiting))
         for candidate in waiting:

@@ -51,7 +51,7 @@ class Evidence:
     bad: float
     tenants: int
 
-    def condemns(self, min_jobs: int, ratio: float) -> bool:
+    def suffices(self, min_jobs: int, ratio: float) -> bool:
         """Whether there are enough jobs and enough of them are bad."""
         return self.jobs >= min_jobs and self.bad >= ratio * self.jobs
 
@@ -89,7 +89,7 @@ class Breaker:
         self.state = BreakerState.CLOSED
         self.evidence = Evidence(0.0, 0.0, 0)
 
-    def note(self, tenant: str, now: float, *, bad: bool) -> None:
+    def record(self, tenant: str, now: float, *, bad: bool) -> None:
         """Record the end of a job of a registered tenant."""
         if not self._slots or now - self._slots[-1].since >= self._limits.window_s / SLOTS:
             self._slots.append(_Slot(now))
@@ -111,16 +111,16 @@ class Breaker:
                 total.good += tally.good
                 total.bad += tally.bad
         pairs = [tally.bounded(min_jobs / self._limits.min_tenants) for tally in totals.values()]
-        afflicted = sum(tally.bad > 0 for tally in totals.values())
-        return Evidence(sum(weight for weight, _ in pairs), sum(bad for _, bad in pairs), afflicted)
+        affected = sum(tally.bad > 0 for tally in totals.values())
+        return Evidence(sum(weight for weight, _ in pairs), sum(bad for _, bad in pairs), affected)
 
-    def _condemned(self, min_jobs: int) -> bool:
+    def _suffices(self, min_jobs: int) -> bool:
         """Whether the window's evidence suffices; the cheap test on the totals avoids iterating over tenants."""
         ratio = self._limits.ratio
         if sum(slot.num_bad for slot in self._slots) < ratio * min_jobs:
             return False
         self.evidence = self._evidence(min_jobs)
-        return self.evidence.condemns(min_jobs, ratio)
+        return self.evidence.suffices(min_jobs, ratio)
 
     def tick(self, now: float) -> BreakerState:
         """Update and return the state."""
@@ -130,14 +130,14 @@ class Breaker:
             case BreakerState.CLOSED:
                 self._tick_closed(now)
             case BreakerState.OPEN:
-                if now >= self.opens_until:
+                if now >= self.open_until:
                     self._enter(BreakerState.PROBING, now)
             case BreakerState.PROBING:
                 self._tick_probing(now)
         return self.state
 
     @property
-    def opens_until(self) -> float:
+    def open_until(self) -> float:
         """The time at which an open breaker starts to probe."""
         assert self._since is not None
         return self._since + self._limits.probe_after_s * 2.0**self._doublings
@@ -146,12 +146,12 @@ class Breaker:
         limits = self._limits
         if self._since is not None and now - self._since > limits.window_s:
             self._doublings = 0
-        if limits.min_jobs and self._condemned(limits.min_jobs):
+        if limits.min_jobs and self._suffices(limits.min_jobs):
             self._enter(BreakerState.OPEN, now)
 
     def _tick_probing(self, now: float) -> None:
         """Close after enough jobs without sufficient evidence, even if all are of one tenant."""
-        if self._condemned(self._limits.probe_jobs):
+        if self._suffices(self._limits.probe_jobs):
             self._doublings = min(self._doublings + 1, MAX_DOUBLINGS)
             self._enter(BreakerState.OPEN, now)
         elif sum(slot.num_jobs for slot in self._slots) >= self._limits.probe_jobs:

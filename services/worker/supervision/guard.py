@@ -22,7 +22,7 @@ from services.worker.store.persistence import Persistence
 from services.worker.supervision.breaker import Breaker, BreakerLimits, BreakerState
 
 TICK_S = 0.25
-MAX_LOOKED_AT = 200
+MAX_TRACED = 200
 """Rejections per tick that are traced to their tenants; of a flood, a sample suffices."""
 MAX_READ_BYTES = 64 * 1024
 """Larger values are traced by their keys only: parsing them again is expensive."""
@@ -55,16 +55,16 @@ class Guard:
         self._health = health
         self._pressure = pressure
         self._require_signature = require_signature
-        self._rejected: deque[Rejection] = deque(maxlen=MAX_LOOKED_AT)
-        self._newest = ""
+        self._rejected: deque[Rejection] = deque(maxlen=MAX_TRACED)
+        self._latest = ""
         pressure.pause(NO_TENANT)
 
     def ended(self, outcome: Outcome) -> None:
         """Record the outcome of a job."""
         bad = outcome.error is not None and outcome.error.code in SUSPECT_CODES
         if bad and outcome.error is not None:
-            self._newest = f"{outcome.error.code}: {outcome.error.message}"
-        self._breaker.note(outcome.job.key.tenant, time.monotonic(), bad=bad)
+            self._latest = f"{outcome.error.code}: {outcome.error.message}"
+        self._breaker.record(outcome.job.key.tenant, time.monotonic(), bad=bad)
 
     def rejected(self, rejection: Rejection) -> None:
         """Queue a rejection; the next tick traces it to its tenant."""
@@ -92,17 +92,17 @@ class Guard:
         self._pressure.resume(NO_TENANT)
 
     async def _trace_rejections(self) -> None:
-        rejected, self._rejected = list(self._rejected), deque(maxlen=MAX_LOOKED_AT)
+        rejected, self._rejected = list(self._rejected), deque(maxlen=MAX_TRACED)
         named = [(each, name) for each in rejected if (name := _tenant(each))]
         if not named:
             return
         tenants = await self._persistence.retry_until_done(partial(self._tenants_of, {name for _, name in named}))
         for rejection, name in named:
-            if (tenant := tenants.get(name)) is not None and self._speaks_for(rejection, tenant):
-                self._newest = f"{rejection.code}: {rejection.message}"
-                self._breaker.note(name, time.monotonic(), bad=True)
+            if (tenant := tenants.get(name)) is not None and self._counts_for(rejection, tenant):
+                self._latest = f"{rejection.code}: {rejection.message}"
+                self._breaker.record(name, time.monotonic(), bad=True)
 
-    def _speaks_for(self, rejection: Rejection, tenant: TenantKey) -> bool:
+    def _counts_for(self, rejection: Rejection, tenant: TenantKey) -> bool:
         """Whether a rejection counts for the tenant; where signatures are required, only if its signature is valid."""
         if tenant.disabled or not self._require_signature:
             return not tenant.disabled
@@ -126,13 +126,17 @@ class Guard:
 
     def _open(self) -> None:
         self._pressure.pause(BREAKER)
-        delay_s = self._breaker.opens_until - time.monotonic()
+        delay_s = self._breaker.open_until - time.monotonic()
         evidence = self._breaker.evidence
         share = f"{evidence.bad / evidence.jobs:.0%} of the last jobs of {evidence.tenants} tenants"
-        reason = f"{share} failed or were dead-lettered; consumption is paused; the latest: {self._newest}"
+        reason = f"{share} failed or were dead-lettered; consumption is paused; the latest: {self._latest}"
         self._health.set(BREAKER, reason)
         telemetry.alarm(
-            _log, "Most jobs fail; consumption is paused", action="breaker_open", reason=reason, probe_in_s=round(delay_s)
+            _log,
+            "Most jobs fail: consumption paused",
+            action="breaker_open",
+            reason=reason,
+            probe_in_s=round(delay_s),
         )
 
 

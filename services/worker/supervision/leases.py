@@ -18,7 +18,7 @@ _log = telemetry.get_logger()
 
 
 class LeaseKeeper:
-    """One loop. `settled` returns whether no rebalance is in progress."""
+    """One loop. `stable` returns whether no rebalance is in progress."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class LeaseKeeper:
         runner: Runner,
         acceptor: Acceptor,
         lease_s: float,
-        settled: Callable[[], bool],
+        stable: Callable[[], bool],
     ) -> None:
         self._store = store
         self._persistence = persistence
@@ -38,23 +38,23 @@ class LeaseKeeper:
         self._runner = runner
         self._acceptor = acceptor
         self._every_s = lease_s / RENEWALS_PER_LEASE
-        self._settled = settled
-        self._hurry = asyncio.Event()
+        self._stable = stable
+        self._check = asyncio.Event()
 
-    def hurry(self) -> None:
+    def check_now(self) -> None:
         """Check immediately for jobs of revoked partitions."""
-        self._hurry.set()
+        self._check.set()
 
     async def run(self) -> None:
         """Release jobs of revoked partitions and renew the others, until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(self._every_s):
-                    await self._hurry.wait()
+                    await self._check.wait()
             except TimeoutError:
                 pass
-            self._hurry.clear()
-            if self._settled():
+            self._check.clear()
+            if self._stable():
                 await self.release(self._in_flight.reassigned(self._ledger.partitions))
             await self._renew()
 
@@ -75,9 +75,9 @@ class LeaseKeeper:
         ours = await self._persistence.retry_until_done(partial(self._store.renew, jobs))
         for job in jobs:
             if job.key not in ours and job.phase is not Phase.COMPLETING and self._in_flight.get(job.key) is job:
-                self.surrender(job)
+                self.give_up(job)
 
-    def surrender(self, job: Job) -> None:
+    def give_up(self, job: Job) -> None:
         """Stop a job that another worker has claimed with a newer fence, and decide about its records again."""
         telemetry.STALE_WRITES.inc()
         self._runner.drop([job])

@@ -115,6 +115,17 @@ def test_an_alarm_is_logged_and_counted(capsys: pytest.CaptureFixture[str]) -> N
     assert telemetry.ALARMS.labels(action="sample_alarm")._value.get() == before + 1
 
 
+@pytest.mark.parametrize(("action", "former"), telemetry.RENAMED_ALARMS.items())
+def test_a_renamed_alarm_is_also_counted_under_its_former_label(
+    capsys: pytest.CaptureFixture[str], action: str, former: str
+) -> None:
+    labels = [telemetry.ALARMS.labels(action=each) for each in (action, former)]
+    before = [each._value.get() for each in labels]
+    telemetry.alarm(telemetry.get_logger(), "Look here", action=action)
+    assert [each._value.get() for each in labels] == [count + 1 for count in before]
+    assert former not in capsys.readouterr().err, "the log line has the new action only"
+
+
 def test_names_of_metrics_are_ours_or_a_conventions() -> None:
     metrics = [each for each in vars(telemetry).values() if isinstance(each, Counter | Gauge | Histogram)]
     names = [metric._name for metric in metrics]

@@ -17,9 +17,9 @@ from services.worker.engine.bridge import (
     RESTART_DELAYS_S,
     AdapterRefusedError,
     EngineBridge,
+    EngineCallbacks,
     EngineLostError,
     EngineSpec,
-    Listener,
     restart_delay_s,
 )
 from services.worker.engine.protocol import Add, Done, Finished, Load, Refused, Start, encode
@@ -50,13 +50,13 @@ class Heard:
         self.refused += message.refused
 
     @property
-    def listener(self) -> Listener:
-        return Listener(self.up, self.done, self.losses.append)
+    def callbacks(self) -> EngineCallbacks:
+        return EngineCallbacks(self.up, self.done, self.losses.append)
 
 
 @asynccontextmanager
 async def bridge(spec: EngineSpec, heard: Heard) -> AsyncIterator[EngineBridge]:
-    made = EngineBridge(spec, heard.listener)
+    made = EngineBridge(spec, heard.callbacks)
     running = asyncio.create_task(made.run())
     try:
         await eventually(lambda: made.ready or running.done(), what="the engine to start")
@@ -96,7 +96,7 @@ async def test_a_killed_engine_is_told_of_once_and_replaced() -> None:
         await eventually(lambda: heard.starts == 2, what="another engine")
         engine.add([ask("2", "hello")])
         await eventually(lambda: heard.finished)
-    assert heard.losses[0] == "it was ended by SIGKILL (out of memory?)"
+    assert heard.losses[0] == "it was killed by SIGKILL (out of memory?)"
     assert [each.request_id for each in heard.finished] == ["2"]
 
 
@@ -113,8 +113,8 @@ async def test_a_silent_engine_is_ended() -> None:
     async with bridge(spec(silence_s=2.5), heard) as engine:
         engine.add([ask("1", "hang")])
         await eventually(lambda: heard.losses, what="the silence to be noticed")
-        assert heard.losses[0] == "it said nothing for 2.5 s and was ended"
-        with pytest.raises(EngineLostError, match="not up"):
+        assert heard.losses[0] == "it sent nothing for 2.5 s and was killed"
+        with pytest.raises(EngineLostError, match="not ready"):
             engine.add([ask("2", "hello")])
 
 
@@ -198,23 +198,23 @@ async def test_a_load_cut_short_by_the_engines_death_is_lost_not_failed(tmp_path
 
 async def test_an_engine_that_can_never_start_is_a_wrong_setting() -> None:
     with pytest.raises(ConfigError, match="the engine cannot start: the model none cannot be used"):
-        await EngineBridge(spec(BROKEN_ENGINE), Heard().listener).run()
+        await EngineBridge(spec(BROKEN_ENGINE), Heard().callbacks).run()
 
 
 async def test_an_engine_that_was_never_up_is_given_up() -> None:
     heard = Heard()
     with pytest.raises(ConfigError, match=r"did not start in 3 attempts; .*no device of this kind"):
-        await EngineBridge(spec(STILLBORN_ENGINE), heard.listener).run()
+        await EngineBridge(spec(STILLBORN_ENGINE), heard.callbacks).run()
 
 
 PARENT = """
 import asyncio
 from engine import EngineConfig
-from services.worker.engine.bridge import EngineBridge, EngineSpec, Listener
+from services.worker.engine.bridge import EngineBridge, EngineSpec, EngineCallbacks
 
 async def main():
     up = lambda: print(bridge.pid, flush=True)
-    bridge = EngineBridge(EngineSpec(EngineConfig(model="none"), "{factory}"), Listener(up, print, print))
+    bridge = EngineBridge(EngineSpec(EngineConfig(model="none"), "{factory}"), EngineCallbacks(up, print, print))
     await bridge.run()
 
 asyncio.run(main())

@@ -214,7 +214,8 @@ def test_a_defect_of_a_check_ends_the_loop(loop: Loop, adapter: Path) -> None:
 def test_memory_that_is_not_there_is_told_with_the_setting_that_asks_for_it() -> None:
     config = EngineConfig(model="none", pool_bytes=2**30)
     for error in (MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")):
-        assert "1073741824 bytes (LORAQ_POOL_BYTES)" in engine_process.told(error, config)
+        assert "1073741824 bytes (LORAQ_POOL_BYTES)" in engine_process.temporary_error(error, config)
     assert (
-        engine_process.told(OSError(errno.EIO, "Input/output error"), config) == "OSError: [Errno 5] Input/output error"
+        engine_process.temporary_error(OSError(errno.EIO, "Input/output error"), config)
+        == "OSError: [Errno 5] Input/output error"
     )

@@ -12,7 +12,7 @@ from schemas.common import Lane
 from services.kafka import clients as kafka
 from services.process import telemetry
 from services.process.settings import Settings
-from services.worker.intake.consumer import JOINED_PER_JOB, Counts, JobConsumer, Listener
+from services.worker.intake.consumer import JOINED_PER_JOB, ConsumerCallbacks, Counts, JobConsumer
 from services.worker.jobs import Record
 from services.worker.offsets.ledger import Ledger, Partition, Place
 from tests.topics import recreate_topic
@@ -28,9 +28,9 @@ class Reader:
         self.ledger = Ledger()
         self.assignments = 0
         self.num_joined = 0
-        listener = Listener(self.records.extend, self._assigned, self._drained, self.displaced.append)
+        callbacks = ConsumerCallbacks(self.records.extend, self._assigned, self._drained, self.displaced.append)
         counts = Counts(lambda _lane: 0, lambda _lane: self.num_joined)
-        self.consumer = JobConsumer(settings, self.ledger, counts, listener)
+        self.consumer = JobConsumer(settings, self.ledger, counts, callbacks)
 
     def _assigned(self) -> None:
         self.assignments += 1

@@ -7,7 +7,7 @@ import pytest
 
 from schemas.control import Cancellation
 from services.client.signing import SIGNATURE_HEADER, signature
-from services.worker.intake.control import Refusal, may_cancel, parse
+from services.worker.intake.control import Refusal, authorize, parse
 from services.worker.intake.records import TenantKey
 
 ASKED = Cancellation(tenant="acme", job_id=UUID("01920000-0000-7000-8000-000000000000"))
@@ -46,8 +46,8 @@ def test_anything_else_is_refused_by_name(value: bytes | None, why: str) -> None
 
 
 def test_where_no_signature_is_demanded_a_known_tenant_is_enough() -> None:
-    assert may_cancel(ASKED, Message(), KNOWN, signed=False) is None
-    assert "'acme'" in reason(may_cancel(ASKED, Message(), None, signed=False))
+    assert authorize(ASKED, Message(), KNOWN, signed=False) is None
+    assert "'acme'" in reason(authorize(ASKED, Message(), None, signed=False))
 
 
 def test_a_signature_is_of_the_value_and_by_the_tenants_key() -> None:
@@ -55,11 +55,11 @@ def test_a_signature_is_of_the_value_and_by_the_tenants_key() -> None:
         return Message(headers=[(SIGNATURE_HEADER, value)])
 
     good = signature(b"key", VALUE)
-    assert may_cancel(ASKED, header(good.encode()), KNOWN, signed=True) is None
-    assert may_cancel(ASKED, header(good.upper().encode()), KNOWN, signed=True) is None
-    assert "does not match" in reason(may_cancel(ASKED, header(b"00"), KNOWN, signed=True))
-    assert SIGNATURE_HEADER in reason(may_cancel(ASKED, header(None), KNOWN, signed=True))
-    assert SIGNATURE_HEADER in reason(may_cancel(ASKED, Message(), KNOWN, signed=True))
+    assert authorize(ASKED, header(good.encode()), KNOWN, signed=True) is None
+    assert authorize(ASKED, header(good.upper().encode()), KNOWN, signed=True) is None
+    assert "does not match" in reason(authorize(ASKED, header(b"00"), KNOWN, signed=True))
+    assert SIGNATURE_HEADER in reason(authorize(ASKED, header(None), KNOWN, signed=True))
+    assert SIGNATURE_HEADER in reason(authorize(ASKED, Message(), KNOWN, signed=True))
     damaged = TenantKey(None, disabled=False)
-    assert "key of tenant 'acme' is damaged" in reason(may_cancel(ASKED, header(good.encode()), damaged, signed=True))
-    assert may_cancel(ASKED, Message(), damaged, signed=False) is None
+    assert "key of tenant 'acme' is damaged" in reason(authorize(ASKED, header(good.encode()), damaged, signed=True))
+    assert authorize(ASKED, Message(), damaged, signed=False) is None

@@ -17,7 +17,7 @@ from services.process.lifecycle import Health
 from services.process.settings import Settings
 from services.worker.intake import dead_letters
 from services.worker.intake.dead_letters import (
-    BYTES_PER_HEADER,
+    MAX_HEADER_OVERHEAD_BYTES,
     MAX_MESSAGE_BYTES,
     DeadLetter,
     DeadLetters,
@@ -122,5 +122,5 @@ def test_of_a_record_that_the_topic_cannot_take_its_length_and_digest_are_kept()
 @given(SIZES, SIZES, SIZES, st.integers(0, 20_000), st.sampled_from(["why", "w" * 10 * MAX_MESSAGE_BYTES]))
 def test_every_dead_letter_fits_its_topic(key: int, value: int, header: int, count: int, message: str) -> None:
     kept = letter(b"k" * key, b"v" * value, (("h", b"x" * header), *[("h", b"x" * 60)] * count), message)
-    headers = sum(len(name) + len(content or b"") + BYTES_PER_HEADER for name, content in kept.headers)
+    headers = sum(len(name) + len(content or b"") + MAX_HEADER_OVERHEAD_BYTES for name, content in kept.headers)
     assert len(kept.key or b"") + len(kept.value or b"") + headers < MAX_DEAD_RECORD_BYTES

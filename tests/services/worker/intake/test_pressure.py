@@ -27,4 +27,4 @@ def test_a_reason_pauses_every_lane_for_as_long_as_it_stands() -> None:
 
 
 def test_room_is_what_is_left_of_the_bound() -> None:
-    assert [Pressure(bound=10).room(held) for held in (0, 9, 10, 15)] == [10, 1, 0, 0]
+    assert [Pressure(bound=10).room(num_jobs) for num_jobs in (0, 9, 10, 15)] == [10, 1, 0, 0]

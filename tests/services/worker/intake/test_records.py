@@ -84,7 +84,7 @@ def test_what_a_record_replays_is_taken_from_its_header() -> None:
     for content in (b"", b"\xff", b"job"):
         found = parsed(b'{"tenant": "acme", "prompt": "hello"}', ((REPLAY_OF, content),))
         assert isinstance(found, Rejection)
-        assert found.message == "the header 'loraq-replay-of' is no UUID; leave it out"
+        assert found.message == "the header 'loraq-replay-of' is not a UUID; leave it out"
 
 
 def test_what_is_shown_of_a_wrong_value_is_short() -> None:
@@ -125,7 +125,7 @@ def test_a_signature_must_be_there_and_match_the_value() -> None:
     good = signature(b"key", value)
     assert refusal(candidate(((SIGNATURE_HEADER, good.encode()),)), signed=True) is None
     assert refusal(candidate(((SIGNATURE_HEADER, good.upper().encode()),)), signed=True) is None
-    assert refusal(candidate(), signed=True) == f"the record has no {SIGNATURE_HEADER} header, which this pool demands"
+    assert refusal(candidate(), signed=True) == f"the record has no {SIGNATURE_HEADER} header, which this pool requires"
     for wrong in (good[:-1], "", "é", signature(b"other", value)):
         found = candidate(((SIGNATURE_HEADER, wrong.encode()),))
         expected = f"the {SIGNATURE_HEADER} header does not match the producer key of tenant 'acme'"

@@ -27,7 +27,7 @@ def test_a_position_that_moved_is_due_at_once() -> None:
     ledger.finish(Place(P, 0))
     due = commits.due(0.0, {P})
     assert due[P].position == 1
-    commits.done(due, 0.0)
+    commits.acknowledged(due, 0.0)
     assert commits.due(0.0, {P}) == {}
 
 
@@ -35,7 +35,7 @@ def test_finishes_above_the_position_wait_for_their_turn_unless_it_is_the_last()
     ledger = ledger_of(5)
     commits = Commits(ledger, every_s=1.0)
     ledger.finish(Place(P, 3))
-    commits.done(commits.due(10.0, {P}), 10.0)
+    commits.acknowledged(commits.due(10.0, {P}), 10.0)
     ledger.finish(Place(P, 4))
     assert commits.due(10.5, {P}) == {}
     assert commits.due(10.5, {P}, urgent=True)[P].position == 0
@@ -51,7 +51,7 @@ def test_what_finishes_while_a_commit_is_under_way_is_still_unsaved() -> None:
     ledger.finish(Place(P, 2))
     due = commits.due(5.0, {P})
     ledger.finish(Place(P, 3))
-    commits.done(due, 5.0)
+    commits.acknowledged(due, 5.0)
     assert P in commits.due(6.0, {P})
 
 
@@ -83,7 +83,7 @@ def test_a_broker_that_takes_less_is_told_less_and_in_the_end_nothing() -> None:
     texts = []
     for _ in range(14):
         texts.append(commits.due(0.0, {P}, urgent=True)[P].metadata)
-        commits.narrow()
+        commits.halve_metadata()
     assert len(texts[0]) > 50
     assert texts[-1] == ""
     assert texts == sorted(texts, key=len, reverse=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.offsets.finished import MAX_METADATA_CHARS, PREFIX, Finished, decode, encode, fit
+from services.worker.offsets.finished import MAX_METADATA_CHARS, PREFIX, FinishedOffsets, decode, encode, fit
 
 
 @st.composite
@@ -25,7 +25,7 @@ def standings(draw: st.DrawFn) -> tuple[int, int, list[int]]:
 @given(standings())
 def test_what_is_encoded_is_decoded(standing: tuple[int, int, list[int]]) -> None:
     position, frontier, unfinished = standing
-    assert decode(position, encode(position, frontier, unfinished)) == Finished(frontier, frozenset(unfinished))
+    assert decode(position, encode(position, frontier, unfinished)) == FinishedOffsets(frontier, frozenset(unfinished))
 
 
 @given(standings(), st.integers(20, 200))
@@ -34,7 +34,7 @@ def test_what_does_not_fit_says_less_and_nothing_false(standing: tuple[int, int,
     text, complete = fit(position, frontier, unfinished, max_chars)
     told = decode(position, text)
     assert len(text) <= max_chars
-    assert complete == (told == Finished(frontier, frozenset(unfinished)))
+    assert complete == (told == FinishedOffsets(frontier, frozenset(unfinished)))
     if told is not None:
         assert told.frontier <= frontier
         assert not any(offset in told for offset in unfinished)
@@ -79,7 +79,7 @@ def test_no_bytes_do_more_than_be_refused(frame: bytes) -> None:
 def test_two_that_are_joined_know_what_either_knew(
     frontier: int, unfinished: set[int], other_frontier: int, other_unfinished: set[int]
 ) -> None:
-    one = Finished(frontier, frozenset(offset for offset in unfinished if offset < frontier))
-    other = Finished(other_frontier, frozenset(offset for offset in other_unfinished if offset < other_frontier))
-    joined = one.joined(other)
+    one = FinishedOffsets(frontier, frozenset(offset for offset in unfinished if offset < frontier))
+    other = FinishedOffsets(other_frontier, frozenset(offset for offset in other_unfinished if offset < other_frontier))
+    joined = one.union(other)
     assert [offset in joined for offset in range(35)] == [offset in one or offset in other for offset in range(35)]

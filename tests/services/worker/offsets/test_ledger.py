@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.worker.offsets.commits import Commits
-from services.worker.offsets.finished import Finished, decode
+from services.worker.offsets.finished import FinishedOffsets, decode
 from services.worker.offsets.ledger import Ledger, Partition, Place
 
 P, Q = Partition("jobs", 0), Partition("jobs", 1)
@@ -84,13 +84,13 @@ def test_a_new_assignment_takes_unfinished_records_again_and_no_others() -> None
 
 def test_a_commit_that_follows_a_restart_still_tells_what_was_told() -> None:
     ledger = Ledger()
-    ledger.assign([P], {P: Finished(10, frozenset({2, 4}))})
+    ledger.assign([P], {P: FinishedOffsets(10, frozenset({2, 4}))})
     assert ledger.receive(Place(P, 2))
     assert not ledger.receive(Place(P, 3))
-    assert ledger.standing(P)[:3] == (2, 10, [2, 4])
+    assert ledger.commit_state(P)[:3] == (2, 10, [2, 4])
     assert ledger.receive(Place(P, 4))
     ledger.finish(Place(P, 2))
-    assert ledger.standing(P)[:3] == (4, 10, [4])
+    assert ledger.commit_state(P)[:3] == (4, 10, [4])
 
 
 def test_a_record_is_noted_once_and_in_order() -> None:
@@ -162,7 +162,7 @@ class LedgerMachine(RuleBasedStateMachine):
         due = self.commits.due(0.0, set(self.next), urgent=urgent)
         if acknowledged:
             self.committed |= {partition: (commit.position, commit.metadata) for partition, commit in due.items()}
-            self.commits.done(due, 0.0)
+            self.commits.acknowledged(due, 0.0)
 
     @invariant()
     def nothing_unfinished_is_said_to_be_finished(self) -> None:

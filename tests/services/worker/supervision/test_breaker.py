@@ -18,7 +18,7 @@ def told(jobs: list[tuple[str, bool]], limits: BreakerLimits = LIMITS, now: floa
 
 def tell(breaker: Breaker, jobs: list[tuple[str, bool]], now: float) -> None:
     for tenant, bad in jobs:
-        breaker.note(tenant, now, bad=bad)
+        breaker.record(tenant, now, bad=bad)
 
 
 def test_when_everything_of_several_tenants_fails_it_opens() -> None:
@@ -33,7 +33,7 @@ def test_no_flood_of_one_tenant_opens_it_whatever_its_neighbours_send(
 ) -> None:
     breaker = told(neighbours)
     for _ in range(min(flood, 2000)):
-        breaker.note("hostile", 0.0, bad=True)
+        breaker.record("hostile", 0.0, bad=True)
     assert breaker.tick(1.0) is BreakerState.CLOSED
 
 
@@ -42,9 +42,9 @@ def test_it_opens_only_if_more_than_the_ratio_of_the_least_tenants_are_afflicted
     jobs: list[tuple[str, bool]], min_tenants: int, ratio: float
 ) -> None:
     limits = BreakerLimits(60.0, 24, min_tenants, ratio, 30.0)
-    afflicted = {tenant for tenant, bad in jobs if bad}
+    affected = {tenant for tenant, bad in jobs if bad}
     if told(jobs, limits).tick(1.0) is BreakerState.OPEN:
-        assert len(afflicted) >= ratio * min_tenants
+        assert len(affected) >= ratio * min_tenants
         assert sum(bad for _, bad in jobs) >= ratio * limits.min_jobs
 
 
@@ -80,8 +80,8 @@ def test_while_probes_fail_it_waits_longer_each_time_up_to_a_bound() -> None:
     breaker, now, waits = told([("a", True), ("b", True)] * 20), 1.0, []
     assert breaker.tick(now) is BreakerState.OPEN
     for _ in range(MAX_DOUBLINGS + 3):
-        waits.append(breaker.opens_until - now)
-        now = breaker.opens_until
+        waits.append(breaker.open_until - now)
+        now = breaker.open_until
         assert breaker.tick(now) is BreakerState.PROBING
         tell(breaker, [("a", True), ("b", True)] * (LIMITS.probe_jobs // 2), now)
         assert breaker.tick(now) is BreakerState.OPEN
@@ -110,4 +110,4 @@ def test_the_delay_is_short_again_only_after_a_window_without_opening(gap: float
     breaker.tick(now)
     tell(breaker, [("a", True), ("b", True)] * 20, now)
     assert breaker.tick(now) is BreakerState.OPEN
-    assert breaker.opens_until - now == (60.0 if gap < 60 else 30.0)
+    assert breaker.open_until - now == (60.0 if gap < 60 else 30.0)

@@ -17,7 +17,7 @@ async def reachable() -> None: ...
 
 async def test_what_stands_still_is_named() -> None:
     parts = {"polling": Part(True, 7), "partition jobs/0": Part(False, 3)}
-    with pytest.raises(StuckError, match=r"^polling: had work .* \(LORAQ_PROGRESS_TIMEOUT_S\)"):
+    with pytest.raises(StuckError, match=r"^polling: no progress for .* \(LORAQ_PROGRESS_TIMEOUT_S\)"):
         await watch_progress(lambda: parts, reachable, LIMIT_S)
 
 
