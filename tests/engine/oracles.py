@@ -1,4 +1,4 @@
-"""Truth from elsewhere: transformers with PEFT, and a model with the adapter merged into its weights by hand."""
+"""Independent references: transformers with PEFT, and a model with the adapter merged into its weights."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ class Oracle:
         self._model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="eager")
         if adapter is not None:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # PEFT warns of tied embeddings, which we mean
+                warnings.simplefilter("ignore")  # PEFT warns about tied embeddings, which are intended
                 self._model = PeftModel.from_pretrained(self._model, adapter)
         self._model.eval()
 
@@ -34,7 +34,7 @@ class Oracle:
 
 
 class MergedOracle(Oracle):
-    """The same with W + s·BA computed here, from the files and the definition of LoRA alone."""
+    """An oracle with W + s·BA computed here, only from the files and the definition of LoRA."""
 
     def __init__(self, model_dir: Path, adapter: Path, scale_of: Callable[[str, int], float]) -> None:
         super().__init__(model_dir)

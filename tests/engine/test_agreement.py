@@ -1,4 +1,4 @@
-"""Log-probabilities agree with transformers + PEFT, and with weights merged by hand, to 1e-4 in fp32."""
+"""Log-probabilities agree with transformers + PEFT, and with manually merged weights, to 1e-4 in fp32."""
 
 import random
 import statistics
@@ -89,7 +89,7 @@ def test_all_mixed_in_one_batch_with_base_rows(engine: Engine, oracles: dict[str
 
 
 def test_adapters_differ_from_the_base_and_from_each_other(engine: Engine, oracles: dict[str | None, Oracle]) -> None:
-    """Else the agreement would show nothing."""
+    """Otherwise the agreement would prove nothing."""
     requests = requests_for(list(ADAPTERS))
     outputs = engine.generate(requests)
     for request, output in zip(requests, outputs, strict=True):
@@ -98,7 +98,7 @@ def test_adapters_differ_from_the_base_and_from_each_other(engine: Engine, oracl
 
 
 def patterned_scale(module: str, rank: int) -> float:
-    """What the configuration of `patterns` means, worked out by hand."""
+    """The scales of the `patterns` configuration, computed independently."""
     alpha = 40 if module.endswith("k_proj") else 4 if module.startswith("model.layers.2.mlp") else 16
     return alpha / rank
 
@@ -115,7 +115,7 @@ SCALES: dict[str, Callable[[str, int], float]] = {
 }
 
 
-def test_one_batch_of_all_against_weights_merged_by_hand(
+def test_one_batch_of_all_agrees_with_merged_weights(
     engine: Engine, model_dir: Path, adapters: dict[str, Path]
 ) -> None:
     merged = {name: MergedOracle(model_dir, adapters[name], scale) for name, scale in SCALES.items()}
@@ -156,7 +156,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "tied": {"tie_word_embeddings": True},
     "attention and MLP biases": {"attention_bias": True, "mlp_bias": True},
     "no grouped heads": {"num_key_value_heads": 4},
-    "head size of its own": {"head_dim": 24},
+    "explicit head_dim": {"head_dim": 24},
     "llama 3 rope": {
         "rope_scaling": {
             "rope_type": "llama3",
@@ -174,7 +174,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 9,
     },
     "qwen2": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
-    "qwen2 with windows above": {
+    "qwen2 with windows in upper layers": {
         "model_type": "qwen2",
         "architectures": ["Qwen2ForCausalLM"],
         "use_sliding_window": True,

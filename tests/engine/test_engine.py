@@ -1,4 +1,4 @@
-"""What a caller sees: texts, reasons, counts, refusals, cancellation."""
+"""The public API: text, finish reasons, usage, rejected requests, cancellation and adapters."""
 
 import random
 from dataclasses import replace
@@ -91,7 +91,7 @@ def test_end_of_sequence_stops_unless_ignored(model_dir: Path) -> None:
     assert free.text.startswith(output.text)
 
 
-def test_stop_strings_across_tokens(engine: Engine) -> None:
+def test_stop_strings_can_span_tokens(engine: Engine) -> None:
     request = {"prompt": "the thing in the", "sampling": greedy(40, temperature=2.0, seed=1, ignore_eos=True)}
     whole = one(engine, Request(**request))  # type: ignore[arg-type]
     assert len(whole.text) > 20
@@ -105,12 +105,12 @@ def test_stop_strings_across_tokens(engine: Engine) -> None:
         assert len(output.token_ids) < 40
 
 
-def test_stop_string_in_the_prompt_does_not_count(engine: Engine) -> None:
+def test_a_stop_string_in_the_prompt_is_ignored(engine: Engine) -> None:
     output = one(engine, Request(prompt="stop", sampling=greedy(5, stop=("stop",), ignore_eos=True)))
     assert len(output.token_ids) == 5
 
 
-def test_the_three_kinds_of_prompt_are_one(engine: Engine) -> None:
+def test_text_messages_and_token_ids_are_equivalent(engine: Engine) -> None:
     text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     by_messages = Request(messages=[{"role": "user", "content": "hi"}], sampling=greedy())
     by_text = Request(prompt=text, sampling=greedy())
@@ -140,7 +140,7 @@ def test_the_three_kinds_of_prompt_are_one(engine: Engine) -> None:
         ),
     ],
 )
-def test_refuses_before_anything_runs(
+def test_rejects_invalid_requests_before_any_request_runs(
     model_dir: Path, request_: Request, error: type[EngineError], sentence: str
 ) -> None:
     engine = engine_for(model_dir, pages=50)
@@ -151,7 +151,7 @@ def test_refuses_before_anything_runs(
     assert len(one(engine, good).token_ids) == 2
 
 
-def test_an_id_is_used_once_at_a_time(engine: Engine) -> None:
+def test_a_request_id_is_unique_among_unfinished_requests(engine: Engine) -> None:
     assert engine.add(Request(request_id="a", prompt="x", sampling=greedy(3))) == "a"
     with pytest.raises(InvalidRequestError, match="request_id 'a' is already in the engine"):
         engine.add(Request(request_id="a", prompt="x"))
@@ -160,7 +160,7 @@ def test_an_id_is_used_once_at_a_time(engine: Engine) -> None:
     assert set(run_to_end(engine)) == {"a"}
 
 
-def test_generate_leaves_other_requests_to_step(engine: Engine) -> None:
+def test_generate_leaves_outputs_of_other_requests_to_step(engine: Engine) -> None:
     engine.add(Request(request_id="other", prompt="x", sampling=greedy(1)))
     engine.generate([Request(prompt="y", sampling=greedy(6))])
     assert engine.has_work
@@ -181,7 +181,7 @@ def test_requests_join_and_leave_a_running_batch(engine: Engine) -> None:
     assert {name: output.token_ids for name, output in finished.items()} == alone
 
 
-def test_cancelled_requests_give_their_pages_back(engine: Engine) -> None:
+def test_cancelling_a_request_frees_its_pages(engine: Engine) -> None:
     ids = [engine.add(Request(prompt_token_ids=p, sampling=greedy(30, ignore_eos=True))) for p in prompts(8)]
     engine.step()
     engine.step()
@@ -211,7 +211,9 @@ def test_tokens_are_the_same_in_chunks_and_after_preemption(model_dir: Path, ada
     assert tight._scheduler.num_preemptions > 0
 
 
-def test_adapters_come_and_go(engine: Engine, adapter_dir: Path, model_dir: Path, tmp_path: Path) -> None:
+def test_adapters_can_be_loaded_replaced_and_unloaded(
+    engine: Engine, adapter_dir: Path, model_dir: Path, tmp_path: Path
+) -> None:
     info = engine.load_adapter("one", adapter_dir)
     assert engine.adapters == {"one": info}
     assert (info.rank, info.num_bytes) == (4, 17 * PAGE_BYTES)
@@ -243,9 +245,9 @@ def test_an_adapter_that_overflows_fails_alone(engine: Engine, model_dir: Path, 
     engine.load_adapter("wild", lora_adapter(tmp_path / "wild", model_dir, alpha=1e6, strength=1e30))
     good = Request(prompt="the thing", sampling=greedy(12, ignore_eos=True))
     alone = one(engine, good)
-    bad, beside = engine.generate([Request(prompt="x", adapter="wild"), good])
+    bad, other = engine.generate([Request(prompt="x", adapter="wild"), good])
     assert "adapter 'wild' computed NaN or infinite values" in str(bad.error)
-    assert beside.token_ids == alone.token_ids
+    assert other.token_ids == alone.token_ids
     for _ in range(3):
         assert one(engine, good).token_ids == alone.token_ids
 
@@ -259,12 +261,12 @@ def test_an_adapter_that_overflows_fails_alone(engine: Engine, model_dir: Path, 
         ({"max_batch_tokens": 3}, "max_batch_tokens is 3; it must be at least max_batch_size, 32"),
     ],
 )
-def test_bad_settings_are_named(options: dict[str, object], sentence: str) -> None:
+def test_errors_name_the_invalid_setting(options: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         EngineConfig("model", **options)  # type: ignore[arg-type]
 
 
-def test_too_little_memory_is_said_with_numbers(model_dir: Path) -> None:
+def test_too_small_a_pool_is_reported_with_numbers(model_dir: Path) -> None:
     with pytest.raises(
         ConfigurationError, match=f"pool_bytes is 100, but one page of this model takes {PAGE_BYTES} bytes; raise pool"
     ):
@@ -284,11 +286,11 @@ def test_too_little_memory_is_said_with_numbers(model_dir: Path) -> None:
         ({"logprobs": 21}, r"sampling\.logprobs is 21"),
     ],
 )
-def test_bad_sampling_is_named(options: dict[str, object], sentence: str) -> None:
+def test_errors_name_the_invalid_sampling_parameter(options: dict[str, object], sentence: str) -> None:
     with pytest.raises(InvalidRequestError, match=sentence):
         SamplingParams(**options)  # type: ignore[arg-type]
 
 
-def test_a_missing_model_is_said(tmp_path: Path) -> None:
+def test_a_missing_model_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json does not exist"):
         Engine(EngineConfig(tmp_path))

@@ -1,4 +1,4 @@
-"""A request's tokens and log-probabilities are its own, bit for bit, whatever runs beside it and however it is cut."""
+"""A request's tokens and log-probabilities are bit-identical in every batch, schedule and chunking."""
 
 import os
 import random
@@ -13,9 +13,9 @@ from engine.config import DType
 from engine.kernels import fallback, load_cpu_kernels
 from tests.builders import lora_adapter, tiny_llama
 
-# Without a compiler there is nothing to test, but CI has one: there a build that fails must not pass for a skip.
+# Skipped without a C++ compiler, except in CI, where a failed build must fail the tests.
 pytestmark = pytest.mark.skipif(
-    load_cpu_kernels() is fallback and "CI" not in os.environ, reason="torch's own operators choose by shape"
+    load_cpu_kernels() is fallback and "CI" not in os.environ, reason="torch's operators are not batch-invariant"
 )
 
 NUM_REQUESTS = 14
@@ -35,7 +35,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> list[
 
 
 def make_requests(vocabulary: int, names: list[str | None], new: int) -> list[Request]:
-    """Some share beginnings, some adapters, some both."""
+    """Some share prefixes, some adapters, some both."""
     rng = random.Random(5)
     roots = [[rng.randrange(3, vocabulary) for _ in range(60)] for _ in range(3)]
     requests = []
@@ -52,7 +52,7 @@ def seen(engine: Engine, requests: list[Request]) -> list[object]:
 
 
 class Case:
-    """A model and what each request gives alone, computed once for each dtype."""
+    """A model and the output of each request alone, computed once per dtype."""
 
     def __init__(self, model_dir: Path, adapters: list[Path]) -> None:
         self.model_dir, self.adapters = model_dir, adapters
@@ -97,15 +97,15 @@ def test_any_schedule_gives_the_same(
     tokens: int,
     pages: int,
 ) -> None:
-    """Joining at any time, chunked by any budget, preempted and evicted in a pool of any size, with shared blocks."""
+    """Requests arrive at any time, with any token budget and pool size, preemption, eviction and shared blocks."""
     probe = case.engine(dtype)
-    least = max(probe._adapters[name].num_pages for name in probe._adapters) + 12
+    min_pages = max(probe._adapters[name].num_pages for name in probe._adapters) + 12
     engine = case.engine(
         dtype,
         prefix_cache=prefix_cache,
         max_batch_size=batch,
         max_batch_tokens=tokens,
-        pool_bytes=(least + pages) * probe._storage.bytes_per_page_id,
+        pool_bytes=(min_pages + pages) * probe._storage.bytes_per_page_id,
     )
     ids: dict[str, int] = {}
     results: dict[int, object] = {}
@@ -124,8 +124,8 @@ def test_any_schedule_gives_the_same(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_real_model_too(base_model_dir: Path, dtype: DType) -> None:
-    """SmolLM2 in one mixed batch, chunked, in a pool that preempts, and with its prefixes cached, against alone."""
+def test_the_real_model_is_batch_invariant(base_model_dir: Path, dtype: DType) -> None:
+    """SmolLM2 in one mixed batch, chunked, preempted and with cached prefixes, compared with each request alone."""
     requests = make_requests(49_000, [None], 9)[:8]
     alone = Engine(EngineConfig(base_model_dir, dtype=dtype, threads=1, prefix_cache=False, pool_bytes=2**27))
     expected = [seen(alone, [request])[0] for request in requests]

@@ -1,4 +1,4 @@
-"""The engine on Triton kernels, in the interpreter, which must be switched on before Triton is imported."""
+"""Runs tests/engine/ondevice in Triton's interpreter, in a subprocess: it must be enabled before Triton is imported."""
 
 from pathlib import Path
 
@@ -10,5 +10,5 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.timeout(900)
-def test_the_engine_keeps_its_promises_on_the_cuda_kernels(tmp_path: Path) -> None:
+def test_the_engine_works_on_the_triton_kernels(tmp_path: Path) -> None:
     check(Path(__file__).parent / "ondevice", tmp_path)

@@ -15,7 +15,7 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 @pytest.mark.skipif(not ADAPTERS, reason="the example adapters are not in this checkout")
 def test_agrees_on_the_real_model(base_model_dir: Path) -> None:
-    """In one batch: the base and every adapter, in fp32 to 1e-4."""
+    """The base model and every adapter in one batch, in fp32, to 1e-4."""
     engine = Engine(EngineConfig(base_model_dir, dtype="float32", threads=1, pool_bytes=2**28))
     for adapter in ADAPTERS:
         engine.load_adapter(adapter.name, adapter)
@@ -31,7 +31,7 @@ def test_agrees_on_the_real_model(base_model_dir: Path) -> None:
         assert max(differences(Oracle(base_model_dir, adapter), request, output)) < 1e-4, request.adapter
 
 
-def test_bfloat16_answers_as_well(base_model_dir: Path) -> None:
+def test_bfloat16_gives_the_right_answer(base_model_dir: Path) -> None:
     engine = Engine(EngineConfig(base_model_dir, dtype="bfloat16", threads=1, pool_bytes=2**28))
     request = Request(messages=QUESTION, sampling=SamplingParams(max_tokens=24))
     assert [output.text for output in engine.generate([request] * 3)] == ["The capital of France is Paris."] * 3

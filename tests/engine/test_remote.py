@@ -1,4 +1,4 @@
-"""The way to a device and back, with the CPU as the device: copies, padding and recordings change no bit."""
+"""The remote runner with the CPU as the device: copies, padding and recordings change no bit of the output."""
 
 import gc
 import os
@@ -19,9 +19,9 @@ from engine.step.graphs import batch_buckets
 from engine.step.runner import RemoteRunner
 from tests.builders import ALL_LINEAR, lora_adapter, tiny_llama
 
-# Without a compiler there is nothing to test, but CI has one: there a build that fails must not pass for a skip.
+# Skipped without a C++ compiler, except in CI, where a failed build must fail the tests.
 pytestmark = pytest.mark.skipif(
-    load_cpu_kernels() is fallback and "CI" not in os.environ, reason="torch's own operators sample_batch by shape"
+    load_cpu_kernels() is fallback and "CI" not in os.environ, reason="torch's operators are not batch-invariant"
 )
 
 
@@ -39,13 +39,13 @@ def adapters(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> list[
 
 @pytest.fixture
 def _small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables that soon grow."""
+    """Tables small enough to grow during a test."""
     monkeypatch.setattr("engine.lora.tables.INITIAL_SLOTS", 64)
     monkeypatch.setattr("engine.lora.tables.INITIAL_PAGES", 1)
 
 
 class CountingDevice(CpuDevice):
-    """Counts the copies of the compute stream and the recordings."""
+    """Counts recordings, replays and the compute stream's copies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class CountingDevice(CpuDevice):
 
 
 def engines(model_dir: Path, adapters: list[Path], **options: Any) -> Iterator[Engine]:
-    """One on host memory, one as on a device."""
+    """One engine on host memory, then one with the CPU as a remote device."""
     settings = {"tokens_per_page": 8, "pool_bytes": 2**23, "max_batch_size": 12, "max_batch_tokens": 100} | options
     config = EngineConfig(model_dir, dtype="float32", threads=1, **settings)
     for backend in (None, Backend(CountingDevice(), load_cpu_kernels(), is_remote=True)):
@@ -103,10 +103,10 @@ def seen(outputs: list[Output]) -> list[object]:
 @pytest.mark.parametrize(
     "options", [{}, {"graphs": False}, {"max_batch_tokens": 17}, {"pool_bytes": 2**18 * 3}], ids=str
 )
-def test_tokens_and_log_probabilities_are_those_of_the_host(
+def test_tokens_and_log_probabilities_match_the_local_runner(
     model_dir: Path, adapters: list[Path], options: dict[str, Any]
 ) -> None:
-    """Mixes of all adapters, of one alone, and of none; pools so small that adapters and sequences come and go."""
+    """With all adapters mixed, one adapter, and none; and in a pool that evicts adapters and preempts sequences."""
     host, remote = engines(model_dir, adapters, **options)
     for names in ([None, "0", "1", "2", "3"], ["2"], [None], ["1", "0"]):
         asked = requests(14, names)
@@ -134,7 +134,7 @@ def test_one_recording_serves_every_mix(model_dir: Path, adapters: list[Path]) -
 
 @pytest.mark.parametrize("largest", [12, 16])
 def test_a_warm_engine_records_nothing_for_its_requests(model_dir: Path, adapters: list[Path], largest: int) -> None:
-    """Whatever adapters come, up to a rank of 64 and all slots at once, and however many sequences are in a batch."""
+    """For any adapters up to rank 64, with all slots in use, and any number of sequences in a batch."""
     host, remote = engines(model_dir, [], max_batch_size=largest)
     device, runner = remote._backend.device, remote._runner
     assert isinstance(device, CountingDevice)
@@ -157,13 +157,13 @@ def test_a_warm_engine_records_nothing_for_its_requests(model_dir: Path, adapter
     assert device.replayed > 20
 
 
-def test_a_closed_engine_leaves_nothing_behind(model_dir: Path, adapters: list[Path]) -> None:
-    """Its memory goes with it, not with the next collection of cycles."""
-    made = list(engines(model_dir, adapters))
+def test_a_closed_engine_is_freed_immediately(model_dir: Path, adapters: list[Path]) -> None:
+    """Its memory is freed with the last reference to it, without the cycle collector."""
+    remaining = list(engines(model_dir, adapters))
     gc.disable()
     try:
-        while made:
-            engine = made.pop()
+        while remaining:
+            engine = remaining.pop()
             engine.warm_up()
             engine.generate(requests(5, [None, "0", "3"]))
             engine.close()
@@ -175,8 +175,8 @@ def test_a_closed_engine_leaves_nothing_behind(model_dir: Path, adapters: list[P
         gc.enable()
 
 
-def test_a_step_copies_once_there_and_once_back(model_dir: Path, adapters: list[Path]) -> None:
-    """Whatever its rows ask of sampling; the copy back is the one time that the host waits."""
+def test_a_step_copies_once_to_the_device_and_once_back(model_dir: Path, adapters: list[Path]) -> None:
+    """For any sampling parameters; the copy back is the only time that the host waits."""
     _, remote = engines(model_dir, adapters)
     device = remote._backend.device
     assert isinstance(device, CountingDevice)
@@ -198,7 +198,9 @@ SAMPLINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.usefixtures("_small_tables")
-def test_a_larger_rank_or_new_tables_end_the_recordings(model_dir: Path, adapters: list[Path], tmp_path: Path) -> None:
+def test_outputs_are_right_after_a_larger_rank_or_new_tables(
+    model_dir: Path, adapters: list[Path], tmp_path: Path
+) -> None:
     host, remote = engines(model_dir, adapters[:1])
     asked = requests(6, [None, "0"])
     assert seen(remote.generate(asked)) == seen(host.generate(asked))
@@ -212,8 +214,8 @@ def test_a_larger_rank_or_new_tables_end_the_recordings(model_dir: Path, adapter
 
 
 @pytest.mark.usefixtures("_small_tables")
-def test_the_device_is_told_when_no_recording_is_left(model_dir: Path, adapters: list[Path]) -> None:
-    """Before the next is made: what a recording works in ends with the last of them."""
+def test_recordings_are_discarded_once_when_they_become_invalid(model_dir: Path, adapters: list[Path]) -> None:
+    """Before the next one is recorded, because the memory of recordings is freed with the last of them."""
     _, remote = engines(model_dir, adapters[:1])
     device = remote._backend.device
     assert isinstance(device, CountingDevice)
@@ -230,8 +232,8 @@ def test_the_device_is_told_when_no_recording_is_left(model_dir: Path, adapters:
 
 
 @pytest.mark.usefixtures("_small_tables")
-def test_every_growth_is_recorded_anew(model_dir: Path, adapters: list[Path], tmp_path: Path) -> None:
-    """Of the tables' rows, of an adapter's pages and of the staging buffers, wherever the new memory lies."""
+def test_every_reallocation_causes_a_new_recording(model_dir: Path, adapters: list[Path], tmp_path: Path) -> None:
+    """Of the tables' rows, an adapter's pages, the staging buffers and the rank bound."""
     _, remote = engines(model_dir, adapters[:1])
     device, runner = remote._backend.device, remote._runner
     assert isinstance(device, CountingDevice)
@@ -262,7 +264,7 @@ def test_every_growth_is_recorded_anew(model_dir: Path, adapters: list[Path], tm
     assert record() == record() == 6
 
 
-def test_a_device_that_is_not_there_is_named(model_dir: Path) -> None:
+def test_errors_name_an_unavailable_device(model_dir: Path) -> None:
     import torch
 
     if torch.cuda.is_available():

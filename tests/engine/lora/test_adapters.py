@@ -1,4 +1,4 @@
-"""Every way in which an adapter's directory can be wrong has a sentence that names the culprit."""
+"""Checking PEFT directories: each defect has an error message that names its cause."""
 
 import json
 import pickle
@@ -120,7 +120,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "modules to save": (configured(modules_to_save=["lm_head"]), "modules_to_save is set"),
     "layer replication": (configured(layer_replication=[[0, 2]]), "layer_replication is set"),
     "trained tokens": (configured(trainable_token_indices=[3]), "trainable_token_indices is set"),
-    "a variant of the future": (
+    "unknown variant": (
         configured(use_quantum=True),
         "use_quantum is set: this variant of LoRA is not supported",
     ),
@@ -128,12 +128,12 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "rank 0": (configured(r=0), "r is 0; a rank must be a whole number from 1 to 512"),
     "rank as text": (configured(r="8"), "r is '8'"),
     "alpha as text": (configured(lora_alpha="16"), "lora_alpha is '16'; it must be a number from"),
-    "alpha beyond any float": (configured(lora_alpha=10**400), "lora_alpha is 1000"),
+    "alpha too large for a float": (configured(lora_alpha=10**400), "lora_alpha is 1000"),
     "alpha that makes weights infinite": (configured(lora_alpha=1e308), r"lora_alpha is 1e\+308"),
     "alpha is NaN": (configured(lora_alpha=float("nan")), "lora_alpha is nan"),
     "rank pattern": (configured(rank_pattern={"q_proj": -1}), r"rank_pattern\['q_proj'\] is -1"),
     "rank pattern as list": (configured(rank_pattern=["q_proj"]), "rank_pattern is .* must be an object"),
-    "no expression": (configured(target_modules="q_proj("), "target_modules: 'q_proj\\('"),
+    "invalid expression": (configured(target_modules="q_proj("), "target_modules: 'q_proj\\('"),
     "target modules": (configured(target_modules=7), "target_modules is 7; it must be a list"),
     "layers": (configured(layers_to_transform="all"), "layers_to_transform is 'all'"),
     "base model": (configured(base_model_name_or_path=3), "base_model_name_or_path is 3; it must be a string"),
@@ -163,14 +163,14 @@ BROKEN: dict[str, tuple[Change, str]] = {
         r"q_proj.lora_B.weight has shape \(80, 4\), but q_proj of this base model has 64 outputs",
     ),
     "unknown projection": (renamed("layers.0.self_attn.q_proj", "layers.0.self_attn.W_pack"), "no projection W_pack"),
-    "layer that is not there": (renamed("layers.2.", "layers.7."), "there is no layer 7; the model has 3"),
+    "unknown layer": (renamed("layers.2.", "layers.7."), "there is no layer 7; the model has 3"),
     "another architecture": (renamed("model.layers", "transformer.h"), "tensor .*transformer.h.* matches no module"),
     "another kind of tensor": (renamed("lora_A.weight", "hada_w1"), "hada_w1 is neither lora_A nor lora_B"),
     "the base's embeddings": (
         with_tensors(lambda t: t.update({EMBEDDING: np.zeros((320, 64), np.float32)})),
         "embed_tokens.base_layer.weight is a full weight of the base model.* save_embedding_layers=False",
     ),
-    "name without end": (renamed(Q0, "a." * 5000), "is neither lora_A nor lora_B"),
+    "very long name": (renamed(Q0, "a." * 5000), "is neither lora_A nor lora_B"),
     "not targeted": (
         configured(target_modules=["q_proj"]),
         "tensor .* module that adapter_config.json does not target",
@@ -180,7 +180,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
         "up_proj.lora_A.weight belongs to a module that adapter_config",
     ),
     "layer not targeted": (configured(layers_to_transform=[0]), r"layers.1.* belongs to a module that adapter_config"),
-    "twice": (
+    "duplicate": (
         with_tensors(
             lambda t: t.update({Q0.removeprefix("base_model.model.") + ".lora_A.weight": t[f"{Q0}.lora_A.weight"]})
         ),
@@ -202,7 +202,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize(("change", "sentence"), BROKEN.values(), ids=BROKEN)
-def test_says_what_is_wrong(adapter_dir: Path, model_dir: Path, change: Change, sentence: str) -> None:
+def test_errors_name_the_defect(adapter_dir: Path, model_dir: Path, change: Change, sentence: str) -> None:
     assert check_adapter(adapter_dir, model_dir).rank == 4
     change(adapter_dir)
     with pytest.raises(AdapterError, match=sentence):
@@ -221,7 +221,7 @@ def test_finds_nan_in_every_type(adapter_dir: Path, model_dir: Path, dtype: str)
 
 
 @pytest.mark.parametrize("first_bytes", [b"PK", b"\x80\x3a"])
-def test_a_header_as_long_as_a_pickles_first_bytes_is_no_pickle(
+def test_a_header_length_that_looks_like_a_pickle_is_accepted(
     adapter_dir: Path, model_dir: Path, first_bytes: bytes
 ) -> None:
     path = adapter_dir / WEIGHTS
@@ -232,13 +232,13 @@ def test_a_header_as_long_as_a_pickles_first_bytes_is_no_pickle(
     assert check_adapter(adapter_dir, model_dir).rank == 4
 
 
-def test_another_models_adapter_is_refused(tmp_path: Path, model_dir: Path) -> None:
+def test_an_adapter_of_another_model_is_rejected(tmp_path: Path, model_dir: Path) -> None:
     other = tiny_llama(tmp_path / "other", hidden_size=32)
     with pytest.raises(AdapterError, match="trained for another base model"):
         check_adapter(lora_adapter(tmp_path / "adapter", other), model_dir)
 
 
-def test_describes_what_it_found(tmp_path: Path, model_dir: Path) -> None:
+def test_describes_the_adapter(tmp_path: Path, model_dir: Path) -> None:
     adapter = lora_adapter(
         tmp_path / "adapter",
         model_dir,
@@ -271,7 +271,7 @@ ACCEPTED: dict[str, Change] = {
     "targets that have no tensors": configured(target_modules=[*ALL_LINEAR, "lm_head", "something_else"]),
     "all layers by number": configured(layers_to_transform=[0, 1, 2]),
     "harmless initialisation": configured(init_lora_weights="gaussian"),
-    "rank pattern that names nothing": configured(rank_pattern={"other": 3}),
+    "rank pattern that matches no module": configured(rank_pattern={"other": 3}),
 }
 
 
@@ -293,7 +293,7 @@ def test_scale_follows_the_patterns(tmp_path: Path, model_dir: Path) -> None:
     assert (stabilised["0.k_proj"], stabilised["0.q_proj"], stabilised["2.q_proj"]) == (3, 2, 4)
 
 
-def test_digest_frames_names_and_contents(adapter_dir: Path) -> None:
+def test_the_digest_covers_the_boundary_between_files(adapter_dir: Path) -> None:
     digest = adapter_digest(adapter_dir)
     assert digest == adapter_digest(adapter_dir)
     config = adapter_dir / CONFIG

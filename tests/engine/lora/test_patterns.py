@@ -1,4 +1,4 @@
-"""Expressions match as `re` matches them, but no expression takes long."""
+"""Expressions match as in `re`, but in bounded time."""
 
 import re
 import time
@@ -60,7 +60,7 @@ def test_agrees_with_re_on_any_expression(expression: str, text: str) -> None:
 @pytest.mark.parametrize(
     "expression", ["(.|.)*x", "(a|aa)+(.*)*(.*)*(.*)*x", "(.?){500}x", "(.*.*.*.*.*.*)*x", "((.*)*)*x"]
 )
-def test_no_expression_takes_long(expression: str) -> None:
+def test_no_expression_causes_exponential_backtracking(expression: str) -> None:
     started = time.monotonic()
     assert not ModulePattern(expression, "target_modules").matches("model.layers.0.self_attn.q_proj" * 3)
     assert time.monotonic() - started < 5
@@ -75,12 +75,12 @@ def test_no_expression_takes_long(expression: str) -> None:
         ("(" * 900 + ")" * 900, "characters|not a regular expression"),
     ],
 )
-def test_refuses_at_once(expression: str, sentence: str) -> None:
+def test_malformed_expressions_are_rejected_on_construction(expression: str, sentence: str) -> None:
     with pytest.raises(AdapterError, match=sentence):
         ModulePattern(expression, "rank_pattern")
 
 
 @pytest.mark.parametrize("expression", [r"(a)\1", r"(?<=a)b", r"(?>a)"])
-def test_says_what_it_cannot_match(expression: str) -> None:
+def test_unsupported_features_are_reported(expression: str) -> None:
     with pytest.raises(AdapterError, match="unsupported feature"):
         ModulePattern(expression, "target_modules").matches("ab")

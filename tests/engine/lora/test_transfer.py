@@ -1,4 +1,4 @@
-"""Adapters on their way hold up nobody: on a fake clock with a fake device, and on the CPU engine with a slow file."""
+"""Loading adapters delays no other request: on a fake clock and device, and on the CPU engine with a slow reader."""
 
 import itertools
 import threading
@@ -35,7 +35,7 @@ class Clock:
 
 
 class At:
-    """An event or a task of which the clock decides."""
+    """An event or task that is done at a time of the fake clock."""
 
     def __init__(self, clock: Clock, at: float, error: AdapterError | None = None) -> None:
         self.clock, self.at, self.error = clock, at, error
@@ -54,7 +54,7 @@ class At:
 
 
 class FakeStream:
-    """Does at once what takes simulated time; `lag` is when its work so far is done."""
+    """Executes work immediately and simulates its duration; `lag` is the time at which all work so far is done."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.lag, self.stalled_s = clock, 0.0, 0.0
@@ -82,7 +82,7 @@ class FakeDevice(CpuDevice):
 
 
 class FakeReader:
-    """Reads one after the other."""
+    """Reads one adapter at a time."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.free_at, self.count = clock, 0.0, 0
@@ -111,7 +111,7 @@ def fill(value: int, tiles: Tensor, pages: Collection[PageId]) -> None:
 
 
 class World:
-    """A scheduler and a loader over a real pool, stepped on a fake clock; an adapter's bytes are its number."""
+    """A scheduler and loader with a real pool and a fake clock; an adapter's contents are its number."""
 
     def __init__(self, model_dir: Path, num_pages: int, host_pages: int, batch: int) -> None:
         self.clock = Clock()
@@ -142,10 +142,10 @@ class World:
         )
 
     def step(self) -> None:
-        for arrival in self.loader.advance():
-            assert arrival.error is None
-            self.check_bytes(arrival)
-            self.scheduler.load_finished(arrival.name)
+        for load in self.loader.advance():
+            assert load.error is None
+            self.check_bytes(load)
+            self.scheduler.load_finished(load.name)
         plan = self.scheduler.plan()
         for name in plan.loads:
             pages = tuple(self.pool.pages_of(next(o for o in self.pool._pages if getattr(o, "name", None) == name)))
@@ -168,12 +168,12 @@ class World:
                     self.scheduler.remove(sequence)
                     self.finished[sequence.request_id] = self.clock.now
 
-    def check_bytes(self, arrival: LoadResult) -> None:
-        owner = next(o for o in self.pool._pages if getattr(o, "name", None) == arrival.name)
-        assert (self.storage.tiles[:, list(self.pool.pages_of(owner))] == int(arrival.name)).all()
+    def check_bytes(self, load: LoadResult) -> None:
+        owner = next(o for o in self.pool._pages if getattr(o, "name", None) == load.name)
+        assert (self.storage.tiles[:, list(self.pool.pages_of(owner))] == int(load.name)).all()
 
-    def run(self, most_steps: int = 3000) -> None:
-        for _ in range(most_steps):
+    def run(self, max_steps: int = 3000) -> None:
+        for _ in range(max_steps):
             if not len(self.scheduler) and not self.scheduler.loading:
                 break
             self.step()
@@ -183,7 +183,7 @@ class World:
 
 
 def test_no_step_waits_for_a_transfer_that_it_does_not_need(model_dir: Path) -> None:
-    """Hot sequences compute a token in every step while six cold adapters come in, and end when they would alone."""
+    """Hot sequences compute a token in every step while six cold adapters load, and finish as early as without them."""
     world = World(model_dir, num_pages=80, host_pages=40, batch=12)
     for i in range(3):
         world.add(f"hot {i}", None, 4, 40)
@@ -198,7 +198,7 @@ def test_no_step_waits_for_a_transfer_that_it_does_not_need(model_dir: Path) -> 
     assert world.reader.count == 6
 
 
-def test_the_queue_is_looked_ahead_while_the_batch_is_full(model_dir: Path) -> None:
+def test_adapters_of_queued_sequences_load_while_the_batch_is_full(model_dir: Path) -> None:
     world = World(model_dir, num_pages=80, host_pages=40, batch=2)
     for i in range(2):
         world.add(f"hot {i}", None, 4, 30)
@@ -209,7 +209,7 @@ def test_the_queue_is_looked_ahead_while_the_batch_is_full(model_dir: Path) -> N
 
 
 @given(st.lists(st.integers(0, 12), unique=True))
-def test_runs_of_pages_are_whole_in_order_and_as_long_as_can_be(ids: list[int]) -> None:
+def test_consecutive_runs_cover_all_pages_in_order_and_are_maximal(ids: list[int]) -> None:
     pages = [PageId(each) for each in ids]
     runs = list(consecutive_runs(pages))
     assert [page for first, last in runs for page in range(pages[first], pages[first] + last - first)] == pages
@@ -217,16 +217,16 @@ def test_runs_of_pages_are_whole_in_order_and_as_long_as_can_be(ids: list[int]) 
 
 
 def fewest_loads(order: list[int], room: int) -> int:
-    """Belady's MIN for adapters of one size, used one after the other: the one whose next use is farthest goes."""
-    there: set[int] = set()
+    """Belady's MIN for adapters of equal size, used one after the other: evict the one whose next use is farthest."""
+    resident: set[int] = set()
     loads = 0
-    for at, wanted in enumerate(order):
-        if wanted in there:
+    for at, needed in enumerate(order):
+        if needed in resident:
             continue
-        if len(there) == room:
+        if len(resident) == room:
             later = order[at:]
-            there.remove(max(there, key=lambda other: later.index(other) if other in later else len(order)))
-        there.add(wanted)
+            resident.remove(max(resident, key=lambda other: later.index(other) if other in later else len(order)))
+        resident.add(needed)
         loads += 1
     return loads
 
@@ -235,7 +235,7 @@ def fewest_loads(order: list[int], room: int) -> int:
 @given(order=st.lists(st.integers(0, 7), min_size=1, max_size=60), room=st.integers(3, 6))
 @example(order=[0, 1, 2, 3, 4, 5, 6] * 8, room=5)
 def test_a_known_queue_loads_as_little_as_possible(model_dir: Path, order: list[int], room: int) -> None:
-    """No adapter is given up for one that is wanted later: looking ahead costs the room of the one on its way."""
+    """No adapter is evicted for one that is needed later; prefetching costs only the room of the one being loaded."""
     world = World(model_dir, num_pages=3 * room + 3, host_pages=40, batch=1)
     for index, adapter in enumerate(order):
         world.add(str(index), adapter, 4, 4)
@@ -243,7 +243,7 @@ def test_a_known_queue_loads_as_little_as_possible(model_dir: Path, order: list[
     assert world.residency.num_adapter_loads <= fewest_loads(order, room - 1)
 
 
-def test_what_the_host_tier_has_is_not_read_again(model_dir: Path) -> None:
+def test_adapters_in_the_host_tier_are_not_read_again(model_dir: Path) -> None:
     world = World(model_dir, num_pages=8, host_pages=40, batch=4)
     for turn in range(3):
         for adapter in range(3):
@@ -262,10 +262,10 @@ def test_what_the_host_tier_has_is_not_read_again(model_dir: Path) -> None:
     host_pages=st.integers(3, 12),
     batch=st.integers(1, 5),
 )
-def test_every_sequence_ends_whatever_comes_and_goes(
+def test_every_sequence_finishes_under_any_load(
     model_dir: Path, jobs: list[tuple[int | None, int, int]], num_pages: int, host_pages: int, batch: int
 ) -> None:
-    """Pages hold their adapter's bytes on each arrival, no page is lost, and computing never waits for a transfer."""
+    """Each loaded adapter's pages have its contents, no page is lost, and computing never waits for a transfer."""
     world = World(model_dir, num_pages, host_pages, batch)
     for index, (adapter, prompt, new) in enumerate(jobs):
         world.add(str(index), adapter, prompt, new)
@@ -275,26 +275,26 @@ def test_every_sequence_ends_whatever_comes_and_goes(
     assert world.device.compute.stalled_s == 0.0  # type: ignore[attr-defined]
 
 
-class HeldReader:
-    """A file system that does not answer until it is told to."""
+class BlockedReader:
+    """A reader whose tasks run only when the test releases them."""
 
     def __init__(self) -> None:
         self.answer = threading.Event()
-        self.tasks: list[HeldTask] = []
+        self.tasks: list[BlockedTask] = []
 
     def start(self, work: Callable[[], None]) -> Task:
-        self.tasks.append(HeldTask(work))
+        self.tasks.append(BlockedTask(work))
         return self.tasks[-1]
 
     def wait(self, timeout_s: float) -> None:
-        """It would be in vain."""
+        """Returns immediately: no task finishes on its own."""
 
     def release(self) -> None:
         for task in self.tasks:
             task.run()
 
 
-class HeldTask:
+class BlockedTask:
     def __init__(self, work: Callable[[], None]) -> None:
         self.work, self.is_done, self.error = work, False, None
 
@@ -321,8 +321,8 @@ def drain(engine: Engine) -> dict[str, Output]:
     return outputs
 
 
-def test_decode_goes_on_while_an_evicted_adapter_is_read_from_a_slow_disk(model_dir: Path, tmp_path: Path) -> None:
-    reader = HeldReader()
+def test_decoding_continues_while_an_evicted_adapter_is_read_from_a_slow_disk(model_dir: Path, tmp_path: Path) -> None:
+    reader = BlockedReader()
     page = 3 * 2 * 32 * 8 * 4
     config = EngineConfig(model_dir, dtype="float32", threads=1, tokens_per_page=8, pool_bytes=60 * page)
     engine = Engine(config, reader=reader)
@@ -344,7 +344,7 @@ def test_decode_goes_on_while_an_evicted_adapter_is_read_from_a_slow_disk(model_
     assert (late.token_ids, late.logprobs) == (expected.token_ids, expected.logprobs)
 
 
-def test_an_adapter_is_admitted_without_a_read_and_filled_beside_the_steps(model_dir: Path, tmp_path: Path) -> None:
+def test_an_adapter_is_admitted_without_a_read_and_loaded_in_the_background(model_dir: Path, tmp_path: Path) -> None:
     page = 3 * 2 * 32 * 8 * 4
     config = EngineConfig(model_dir, dtype="float32", threads=1, tokens_per_page=8, pool_bytes=60 * page)
     path = lora_adapter(tmp_path / "a", model_dir, rank=5)
@@ -352,7 +352,7 @@ def test_an_adapter_is_admitted_without_a_read_and_filled_beside_the_steps(model
     loaded = Engine(config)
     info = loaded.load_adapter("a", path)
     expected = loaded.generate([asked])[0]
-    reader = HeldReader()
+    reader = BlockedReader()
     engine = Engine(config, reader=reader)
     assert engine.admit_adapter("a", engine.check_adapter(path)) == info
     assert engine.adapter_traffic.loads == 0
@@ -364,7 +364,7 @@ def test_an_adapter_is_admitted_without_a_read_and_filled_beside_the_steps(model
     assert (late.token_ids, late.logprobs) == (expected.token_ids, expected.logprobs)
 
 
-def test_an_adapter_is_checked_while_another_thread_steps(model_dir: Path, tmp_path: Path) -> None:
+def test_adapters_can_be_checked_while_another_thread_steps(model_dir: Path, tmp_path: Path) -> None:
     config = EngineConfig(model_dir, dtype="float32", threads=1, tokens_per_page=8, pool_bytes=2**22)
     engine = Engine(config)
     paths = [lora_adapter(tmp_path / str(seed), model_dir, rank=5, seed=seed) for seed in range(6)]
@@ -373,9 +373,9 @@ def test_an_adapter_is_checked_while_another_thread_steps(model_dir: Path, tmp_p
     alone = [output.token_ids for output in engine.generate(asked)]
     with ThreadPoolExecutor(2) as threads:
         checks = [threads.submit(engine.check_adapter, path) for path in paths * 3]
-        beside = [output.token_ids for output in engine.generate(asked)]
+        concurrent = [output.token_ids for output in engine.generate(asked)]
         checked = [check.result() for check in checks]
-    assert beside == alone
+    assert concurrent == alone
     assert [each.info for each in checked] == expected * 3
     for index, each in enumerate(checked):
         assert engine.admit_adapter(str(index), each).name == str(index)
@@ -384,7 +384,9 @@ def test_an_adapter_is_checked_while_another_thread_steps(model_dir: Path, tmp_p
     assert len({output.token_ids for output in outputs}) > 1
 
 
-def test_files_that_change_between_check_and_first_use_fail_its_requests_alone(model_dir: Path, tmp_path: Path) -> None:
+def test_files_that_change_between_check_and_first_use_fail_only_their_requests(
+    model_dir: Path, tmp_path: Path
+) -> None:
     config = EngineConfig(model_dir, dtype="float32", threads=1, tokens_per_page=8, pool_bytes=2**22)
     engine = Engine(config)
     path = lora_adapter(tmp_path / "a", model_dir, rank=5)
@@ -395,8 +397,8 @@ def test_files_that_change_between_check_and_first_use_fail_its_requests_alone(m
     assert good.error is None
 
 
-def test_an_adapter_on_its_way_can_be_cancelled_unloaded_and_loaded_anew(model_dir: Path, tmp_path: Path) -> None:
-    """By real threads: unloading waits for what is under way, and no page is lost."""
+def test_an_adapter_being_loaded_can_be_cancelled_unloaded_and_reloaded(model_dir: Path, tmp_path: Path) -> None:
+    """With real threads: unloading waits for the running load, and no page is lost."""
     page = 3 * 2 * 32 * 8 * 4
     config = EngineConfig(model_dir, dtype="float32", threads=1, tokens_per_page=8, pool_bytes=60 * page)
     engine = Engine(config)

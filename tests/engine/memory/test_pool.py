@@ -1,4 +1,4 @@
-"""Pages are free or held exactly once, whatever happens in whatever order."""
+"""Every page is free or owned exactly once after any sequence of operations."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from engine.types import RequestId
 from tests.builders import lora_adapter, tiny_llama
 
 
-def test_a_page_lost_or_doubled_is_found() -> None:
+def test_check_integrity_detects_lost_and_duplicated_pages() -> None:
     pool = PagePool(4)
     owner = SequencePages(RequestId("a"))
     pages = list(pool.allocate(owner, 3))
@@ -39,10 +39,10 @@ lengths = st.tuples(st.integers(1, 30), st.integers(1, 20))
     st.integers(6, 40),
     st.booleans(),
 )
-def test_the_scheduler_ends_every_sequence(
+def test_the_scheduler_finishes_every_sequence(
     sizes: list[tuple[int, int]], num_pages: int, batch_size: int, batch_tokens: int, cached: bool
 ) -> None:
-    """Within its limits at every step, and in a bounded number of steps."""
+    """Within its limits in every step, and in a bounded number of steps."""
     pool = PagePool(num_pages)
     residency = Residency(pool)
     scheduler = Scheduler(pool, residency, 4, batch_size, batch_tokens, prefix_cache=cached)
@@ -71,7 +71,7 @@ def test_the_scheduler_ends_every_sequence(
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Random calls on a real engine with few pages."""
+    """Random operations on a real engine with few pages."""
 
     def __init__(self, model_dir: Path, adapter_dirs: list[Path]) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine._residency.num_available == self.engine._pool.num_pages
 
 
-def test_pages_come_back_after_any_calls(tmp_path: Path) -> None:
+def test_all_pages_are_freed_after_any_operations(tmp_path: Path) -> None:
     model_dir = tiny_llama(tmp_path / "model", num_hidden_layers=1)
     adapters = [lora_adapter(tmp_path / f"a{i}", model_dir, rank=2 + i, seed=i) for i in range(2)]
     run_state_machine_as_test(

@@ -1,4 +1,4 @@
-"""Shared blocks: who may use whose, what is counted, and that no token is changed by it."""
+"""The prefix cache: which requests share blocks, and what `cached_tokens` counts."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def cached(engine: Engine, prompt: list[int], *, adapter: str | None = None, ten
     return engine.generate([request])[0].usage.cached_tokens
 
 
-def test_whole_blocks_of_the_same_beginning_are_hits(engine: Engine) -> None:
+def test_full_blocks_of_a_common_prefix_are_hits(engine: Engine) -> None:
     assert cached(engine, PROMPT) == 0
     assert cached(engine, PROMPT) == 5 * PAGE
     assert cached(engine, [*PROMPT[: 3 * PAGE + 1], 9, 9, 9, 9, 9, 9, 9, 9]) == 3 * PAGE
@@ -58,7 +58,7 @@ def test_generated_tokens_are_hits_for_the_next_turn(engine: Engine) -> None:
     assert cached(engine, conversation) == (len(conversation) - 3) // PAGE * PAGE
 
 
-def test_neither_tenants_nor_adapters_share(engine: Engine, model_dir: Path, tmp_path: Path) -> None:
+def test_tenants_and_adapters_share_no_blocks(engine: Engine, model_dir: Path, tmp_path: Path) -> None:
     for index in range(2):
         engine.load_adapter(str(index), lora_adapter(tmp_path / str(index), model_dir, rank=2, seed=index))
     for tenant in ("", "a", "b"):
@@ -67,7 +67,7 @@ def test_neither_tenants_nor_adapters_share(engine: Engine, model_dir: Path, tmp
             assert cached(engine, PROMPT, adapter=adapter, tenant=tenant) == 5 * PAGE
 
 
-def test_sequences_of_one_batch_share_what_they_computed_twice(engine: Engine) -> None:
+def test_sequences_of_one_batch_deduplicate_equal_blocks(engine: Engine) -> None:
     sampling = SamplingParams(max_tokens=20, ignore_eos=True)
     for index in range(4):
         engine.add(Request(request_id=str(index), prompt_token_ids=PROMPT, sampling=sampling))
@@ -82,7 +82,7 @@ def test_sequences_of_one_batch_share_what_they_computed_twice(engine: Engine) -
     assert len({output.token_ids for output in outputs}) == 1
 
 
-def test_without_the_cache_nothing_is_kept(model_dir: Path) -> None:
+def test_without_the_prefix_cache_no_block_is_kept(model_dir: Path) -> None:
     engine = engine_for(model_dir, prefix_cache=False)
     assert [cached(engine, PROMPT), cached(engine, PROMPT)] == [0, 0]
     assert engine._pool.num_free == engine._pool.num_pages
@@ -92,7 +92,7 @@ texts = st.text(max_size=6)
 
 
 @given(texts, st.binary(max_size=6), st.none() | texts, texts, st.binary(max_size=6), st.none() | texts)
-def test_scopes_differ_wherever_a_part_differs(
+def test_scopes_differ_if_any_part_differs(
     tenant: str, base: bytes, adapter: str | None, tenant2: str, base2: bytes, adapter2: str | None
 ) -> None:
     same = (tenant, base, adapter) == (tenant2, base2, adapter2)
@@ -100,7 +100,7 @@ def test_scopes_differ_wherever_a_part_differs(
 
 
 @given(st.lists(st.integers(0, 300), max_size=6), st.lists(st.integers(0, 300), max_size=6))
-def test_keys_chain(first: list[int], second: list[int]) -> None:
+def test_block_keys_depend_on_their_predecessors(first: list[int], second: list[int]) -> None:
     scope = scope_key("t", b"m", None)
     assert (block_key(scope, first) == block_key(scope, second)) is (first == second)
     assert block_key(block_key(scope, first), second) != block_key(scope, [*first, *second])

@@ -1,4 +1,4 @@
-"""Adapters and KV live in the same pages: what is idle gives way, comes back by itself, and nothing is lost by it."""
+"""Adapters and KV share one pool: idle residents are evicted and reloaded when needed, without changing any output."""
 
 import shutil
 from pathlib import Path
@@ -51,7 +51,7 @@ def residents(engine: Engine) -> set[str]:
     return {name for name in engine.adapters if AdapterPages(AdapterName(name)) in engine._residency}
 
 
-def test_idle_adapters_make_room_for_each_other_and_for_keys_and_values(model_dir: Path, adapters: list[Path]) -> None:
+def test_idle_adapters_are_evicted_for_other_adapters_and_for_kv(model_dir: Path, adapters: list[Path]) -> None:
     tight = engine_with(model_dir, adapters, pages=45)
     assert residents(tight) == {"2", "3"}
     assert set(tight.adapters) == {"0", "1", "2", "3"}
@@ -64,7 +64,7 @@ def test_idle_adapters_make_room_for_each_other_and_for_keys_and_values(model_di
 
 
 def test_alternating_adapters_repeat_exactly(model_dir: Path, adapters: list[Path]) -> None:
-    """A and B with the same prompts, under a pool that holds either with a few blocks: each evicts the other."""
+    """Two adapters with the same prompts, in a pool that fits one of them and a few blocks: each evicts the other."""
     shared = list(range(20, 60))
     requests = [request(str(i % 2), [*shared, 70 + i // 2]) for i in range(12)]
     alone = [engine_with(model_dir, adapters[:2], pages=60).generate([r])[0] for r in requests]
@@ -76,7 +76,7 @@ def test_alternating_adapters_repeat_exactly(model_dir: Path, adapters: list[Pat
     assert seen(alone[::2]) != seen(alone[1::2])
 
 
-def test_reloading_a_name_never_reaches_old_blocks(model_dir: Path, adapters: list[Path]) -> None:
+def test_replacing_an_adapter_never_reuses_its_old_blocks(model_dir: Path, adapters: list[Path]) -> None:
     engine = engine_with(model_dir, adapters[:1], pages=200)
     prompt = list(range(20, 60))
     first = engine.generate([request("0", prompt)])[0]
@@ -91,7 +91,7 @@ def test_reloading_a_name_never_reaches_old_blocks(model_dir: Path, adapters: li
     assert seen([again]) == seen([first])
 
 
-def test_an_adapter_that_cannot_be_read_again_fails_its_requests_alone(
+def test_an_adapter_that_cannot_be_reloaded_fails_only_its_requests(
     model_dir: Path, adapters: list[Path], tmp_path: Path
 ) -> None:
     lost, changed = tmp_path / "lost", tmp_path / "changed"
@@ -114,7 +114,9 @@ def test_an_adapter_that_cannot_be_read_again_fails_its_requests_alone(
     assert engine.generate([request("0", [5])])[0].error is None
 
 
-def test_what_could_never_fit_is_refused_with_numbers(model_dir: Path, adapters: list[Path], tmp_path: Path) -> None:
+def test_requests_and_adapters_that_can_never_fit_are_rejected_with_numbers(
+    model_dir: Path, adapters: list[Path], tmp_path: Path
+) -> None:
     engine = engine_with(model_dir, adapters[:1], pages=20)
     need = f"need {4 * PAGE_BYTES} bytes of KV and {ADAPTER_PAGES * PAGE_BYTES} for the adapter; the pool has"
     with pytest.raises(PromptTooLongError, match=rf"20 prompt tokens and max_tokens 12 {need} {20 * PAGE_BYTES}"):
@@ -127,8 +129,8 @@ def test_what_could_never_fit_is_refused_with_numbers(model_dir: Path, adapters:
     assert set(engine.adapters) == {"0"}
 
 
-def test_a_cold_adapter_does_not_wait_for_ever(model_dir: Path, adapters: list[Path]) -> None:
-    """Base requests that fill the pool pass it for a while; then they give way, and nobody's tokens change."""
+def test_a_cold_adapter_does_not_wait_indefinitely(model_dir: Path, adapters: list[Path]) -> None:
+    """Base requests that fill the pool overtake it for a bounded number of steps and are then preempted."""
     engine = engine_with(model_dir, adapters[:1], pages=48)
     engine.generate([request(None, [6] * 350)])
     assert not residents(engine)
@@ -143,7 +145,7 @@ def test_a_cold_adapter_does_not_wait_for_ever(model_dir: Path, adapters: list[P
     assert engine._scheduler.num_preemptions > 0
 
 
-def test_a_sequence_gives_way_at_most_once(model_dir: Path, adapters: list[Path]) -> None:
+def test_sequences_yield_to_overdue_ones_in_a_bounded_number_of_steps(model_dir: Path, adapters: list[Path]) -> None:
     engine = engine_with(model_dir, adapters[:2], pages=26)
     requests = [request(str(i % 2), [5 + i] * 6, new=50) for i in range(4)]
     ids = {engine.add(r) for r in requests}
@@ -161,46 +163,47 @@ names = st.sampled_from(
 
 
 @given(
-    st.integers(8, 20), st.lists(st.tuples(names, st.sampled_from(["hold", "let go", "put last", "take"])), max_size=60)
+    st.integers(8, 20),
+    st.lists(st.tuples(names, st.sampled_from(["acquire", "release", "evict last", "allocate"])), max_size=60),
 )
-def test_the_least_recently_used_goes_first(num_pages: int, calls: list[tuple[Resident, str]]) -> None:
-    """Against the plain definition: a list of idle residents in the order in which they were let go or put last."""
+def test_the_least_recently_used_is_evicted_first(num_pages: int, calls: list[tuple[Resident, str]]) -> None:
+    """Compared with the definition: a list of idle residents in the order of their release or `evict_last`."""
     pool = PagePool(num_pages)
     residency = Residency(pool)
-    line: list[Resident] = []
+    queue: list[Resident] = []
     users: dict[Resident, int] = {}
     for owner, call in calls:
         size = 3 if isinstance(owner, AdapterPages) else 1
-        if call == "take":
+        if call == "allocate":
             owner, size = SequencePages(RequestId("s")), 1  # type: ignore[assignment]
-        if call == "put last":
+        if call == "evict last":
             residency.evict_last([owner])
-            line = [*(other for other in line if other != owner), *([owner] if owner in line else [])]
-        elif owner in users and call == "hold":
+            queue = [*(other for other in queue if other != owner), *([owner] if owner in queue else [])]
+        elif owner in users and call == "acquire":
             residency.acquire(owner)
             users[owner] += 1
-            line = [other for other in line if other != owner]
-        elif owner in users and call == "let go" and users[owner]:
+            queue = [other for other in queue if other != owner]
+        elif owner in users and call == "release" and users[owner]:
             residency.release(owner)
             users[owner] -= 1
-            line += [owner] if not users[owner] else []
-        elif owner not in users and call in ("hold", "take"):
-            idle = sum(3 if isinstance(other, AdapterPages) else 1 for other in line)
+            queue += [owner] if not users[owner] else []
+        elif owner not in users and call in ("acquire", "allocate"):
+            idle = sum(3 if isinstance(other, AdapterPages) else 1 for other in queue)
             assert residency.num_available == pool.num_free + idle
             if size > residency.num_available:
                 continue
             while pool.num_free < size:
-                gone = line.pop(0)
-                size_gone = 3 if isinstance(gone, AdapterPages) else 1
-                del users[gone]
-                assert gone in residency
+                evicted = queue.pop(0)
+                evicted_size = 3 if isinstance(evicted, AdapterPages) else 1
+                del users[evicted]
+                assert evicted in residency
                 pool_before = pool.num_free
-                residency.allocate(SequencePages(RequestId("probe")), min(size, pool.num_free + size_gone))
-                assert gone not in residency
+                residency.allocate(SequencePages(RequestId("probe")), min(size, pool.num_free + evicted_size))
+                assert evicted not in residency
                 pool.release(SequencePages(RequestId("probe")))
-                assert pool.num_free == pool_before + size_gone
+                assert pool.num_free == pool_before + evicted_size
             residency.allocate(owner, size)
-            if call == "hold":
+            if call == "acquire":
                 residency.admit(owner)
                 users[owner] = 1
         pool.check_integrity()

@@ -1,4 +1,4 @@
-"""One block of bytes: everything that the operators read and write lies in it, and nowhere else."""
+"""The pool is one allocation that contains all KV and all adapters."""
 
 import gc
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def engine(model_dir: Path) -> Engine:
 
 
 class Spy:
-    """Kernels that note the tensors they are given."""
+    """Kernels that record the tensors they are called with."""
 
     def __init__(self, kernels: Any) -> None:
         self._kernels, self.seen = kernels, {}  # type: ignore[var-annotated]
@@ -113,12 +113,12 @@ def test_pages_hold_the_adapter_once_at_its_rank(
         found = adapter_matrices(tables.edges, adapter.slot, layer, 0, 64, columns.stop - columns.start, torch.float32)
         assert found is not None
         assert torch.equal(found[1][:rank].T, stored["base_model.model.lm_head.lora_B.weight"][columns].float())
-    held = engine._pool.num_pages - engine._pool.num_free
-    assert info.num_bytes == held * engine._storage.bytes_per_page_id
+    num_used = engine._pool.num_pages - engine._pool.num_free
+    assert info.num_bytes == num_used * engine._storage.bytes_per_page_id
 
 
 def test_no_tensor_outlives_a_load(engine: Engine, model_dir: Path, tmp_path: Path) -> None:
-    """Neither the file's mapping nor a converted copy stays, only the slot tables grow; the adapter has 800 KB."""
+    """Neither the file mapping nor a converted copy remains; only the slot tables grow. The adapter has 800 KB."""
     path = lora_adapter(tmp_path / "a", model_dir, rank=64, dtype="bfloat16")
     gc.collect()
     before = {id(item) for item in gc.get_objects() if type(item) is torch.Tensor}
@@ -129,7 +129,7 @@ def test_no_tensor_outlives_a_load(engine: Engine, model_dir: Path, tmp_path: Pa
     assert str(path) not in Path("/proc/self/maps").read_text()
 
 
-def test_a_page_holds_whole_tiles_and_whole_tokens(model_dir: Path) -> None:
+def test_a_page_contains_whole_tiles_and_whole_tokens(model_dir: Path) -> None:
     for asked, tokens in ((1, 8), (8, 8), (9, 16), (16, 16)):
         engine = Engine(EngineConfig(model_dir, dtype="float32", threads=1, tokens_per_page=asked, pool_bytes=2**20))
         assert engine._storage.tokens_per_page == tokens

@@ -1,4 +1,4 @@
-"""Base models: what config.json means, what is refused, and what identifies one."""
+"""Base models: parsing config.json, rejected models, and the fingerprint."""
 
 import json
 import shutil
@@ -65,7 +65,7 @@ def test_end_tokens_come_from_every_file(model_dir: Path) -> None:
         ({"head_dim": 15}, r"config\.json: head_dim is 15; it must be even"),
     ],
 )
-def test_says_why_a_model_cannot_be_served(model_dir: Path, fields: dict[str, Any], sentence: str) -> None:
+def test_errors_name_the_unsupported_field(model_dir: Path, fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ModelError, match=sentence):
         read_model_config(change_config(model_dir, **fields))
 
@@ -82,7 +82,7 @@ def test_says_why_a_model_cannot_be_served(model_dir: Path, fields: dict[str, An
         ("model.safetensors", b"short", r"model\.safetensors is truncated or not a safetensors file"),
     ],
 )
-def test_broken_files_are_named(model_dir: Path, name: str, content: bytes | None, sentence: str) -> None:
+def test_errors_name_the_broken_file(model_dir: Path, name: str, content: bytes | None, sentence: str) -> None:
     if content is None:
         (model_dir / name).unlink()
     else:
@@ -100,7 +100,7 @@ def test_broken_files_are_named(model_dir: Path, name: str, content: bytes | Non
         ({"vocab_size": 321}, r"tensor model\.embed_tokens\.weight has shape \(320, 64\), but .* requires \(321, 64\)"),
     ],
 )
-def test_weights_that_do_not_fit_are_named(model_dir: Path, fields: dict[str, Any], sentence: str) -> None:
+def test_errors_name_the_tensor_that_does_not_fit(model_dir: Path, fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ModelError, match=sentence):
         load(change_config(model_dir, **fields))
 
@@ -136,7 +136,7 @@ def test_the_fingerprint_covers_every_file(model_dir: Path, name: str) -> None:
 
 
 def test_checking_needs_no_torch() -> None:
-    """The registrar and the client tools import the package and check adapters without the half second it takes."""
+    """The registrar and client tools import the package to check adapters; importing torch would cost half a second."""
     program = (
         "import sys, engine; engine.check_adapter; assert 'torch' not in sys.modules;"
         "engine.Engine; assert 'torch' in sys.modules"

@@ -1,4 +1,4 @@
-"""The engine on Triton kernels: on the device where there is one, else in Triton's interpreter, else not at all."""
+"""The engine on Triton kernels: on a GPU, or in Triton's interpreter with a fake GPU; skipped without either."""
 
 import gc
 import os
@@ -16,7 +16,7 @@ if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
 
 @pytest.fixture(autouse=True)
 def _engines_end_with_their_test() -> Iterator[None]:
-    """An engine in a cycle stays until it is collected: its graphs are not to go in the midst of another's."""
+    """Collect engines in reference cycles, so that their graphs are not destroyed during another test's capture."""
     yield
     gc.collect()
 

@@ -1,4 +1,4 @@
-"""Engines on Triton kernels; without a GPU, on tensors of the CPU under watch, through every copy of a device."""
+"""Builds engines on Triton kernels; without a GPU, on a fake one, with every memory access of the kernels checked."""
 
 import os
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def engine_on(model: Path, adapters: list[Path], **options: Any) -> Engine:
-    """An engine with adapters named by their index."""
+    """An engine with adapters loaded under their indices as names."""
     settings = {"dtype": "float32", "tokens_per_page": 8, "pool_bytes": 2**21, "max_batch_size": 8}
     settings |= {"host_bytes": 2**24} | options  # page-locked, by every engine
     config = EngineConfig(model, device="cuda", threads=1, **settings)
@@ -30,7 +30,7 @@ def engine_on(model: Path, adapters: list[Path], **options: Any) -> Engine:
 
 
 def backend_for(config: EngineConfig, run: Runner | None = None) -> Backend:
-    """Kernels started by `run`, or else under watch where they are interpreted, on the GPU or in place of one."""
+    """A backend on the GPU or a fake one. Kernels are launched by `run`; by default, interpreted ones are watched."""
     if not INTERPRETED:
         backend = open_backend(config)
         if run is None:
@@ -45,7 +45,7 @@ def backend_for(config: EngineConfig, run: Runner | None = None) -> Backend:
 
 
 def sampling_only(run: Runner = launch.run) -> Runner:
-    """Starts the kernels that sample and no others: what these would compute does not choose what is started."""
+    """A runner that launches only the sampling kernels; the results of the others do not affect what is launched."""
 
     def start(given: Launch) -> None:
         if given.name in ("logit_stats", "count_likeliest", "draw"):
@@ -55,7 +55,7 @@ def sampling_only(run: Runner = launch.run) -> Runner:
 
 
 def without_logits(engine: Engine, rows: int) -> Engine:
-    """Where the kernels before them are not started, all logits are 0 and not what memory happens to hold."""
+    """Zero the logits, which would be uninitialized memory if the kernels that compute them are not launched."""
     sampled = engine._decoder._workspace.sampled(rows)
     sampled.normed.zero_()
     sampled.logits.zero_()
@@ -64,7 +64,7 @@ def without_logits(engine: Engine, rows: int) -> Engine:
 
 @contextmanager
 def waits_raise() -> Iterator[None]:
-    """Meanwhile RuntimeError comes of all that makes the host wait for the device, but for events."""
+    """Raise RuntimeError for everything that makes the host wait for the device, except events."""
     if INTERPRETED:
         with HostWaits.forbidden():
             yield

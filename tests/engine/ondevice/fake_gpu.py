@@ -1,8 +1,8 @@
-"""A CUDA device of pretence: tensors that say they are on a GPU, with their values in host memory.
+"""A fake CUDA device: tensors that report a GPU as their device and keep their values in host memory.
 
-As torch does on a GPU, operators of tensors there and here raise, and so does NumPy on a tensor there. What would make
-the host wait raises within `HostWaits.forbidden`. A recording is what the device was given in the meantime, and
-nothing of what the host did: playing it again writes to the same memory with the host's numbers of then.
+As with torch on a GPU, operators that mix device and host tensors raise, and so does NumPy on a device tensor. Within
+`HostWaits.forbidden`, operations that would make the host wait raise. A recording contains the work submitted to the
+device and none of the host's: a replay writes to the same memory with the host values of the recording.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ READ_BACK = (
 
 
 class HostWaits:
-    """Whether the host may wait for the device, or read from it what it needs to know."""
+    """Whether the host may wait for the device or read values back from it."""
 
     allowed = True
 
@@ -43,13 +43,13 @@ class HostWaits:
 
 
 class Recording:
-    """What a device is given, to be done again."""
+    """Work submitted to the device, for replay."""
 
     now: "Recording | None" = None
 
     def __init__(self) -> None:
         self._work: list[Callable[[], None]] = []
-        self._kept_alive: list[object] = []  # a graph's memory is its own for as long as it lives
+        self._kept_alive: list[object] = []  # a graph owns its memory for as long as it lives
 
     def note(self, again: Callable[[], None], *keep_alive: object) -> None:
         self._work.append(again)
@@ -61,7 +61,7 @@ class Recording:
 
 
 class FakeGpuTensor(Tensor):
-    """`values` are those of the CPU."""
+    """A tensor on the fake GPU; `values` is the CPU tensor with its contents."""
 
     values: Tensor
 
@@ -87,7 +87,7 @@ class FakeGpuTensor(Tensor):
 
 
 def on_gpu(operator: Any, args: Any, kwargs: Any) -> Any:
-    """What the device would do, or refuse."""
+    """Run an operator as the device would, or raise as the device would."""
     tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
     if operator in (aten.copy_.default, aten._to_copy.default):
         _check_copy(operator, args, kwargs)
@@ -100,7 +100,7 @@ def on_gpu(operator: Any, args: Any, kwargs: Any) -> Any:
         own_kwargs = {**own_kwargs, "device": torch.device("cpu")}
 
     def compute() -> Any:
-        if operator is aten.mm.dtype_out:  # which torch has on GPUs alone
+        if operator is aten.mm.dtype_out:  # torch implements it for GPUs only
             return own_kwargs["out"].copy_(own_args[0].float() @ own_args[1].float())
         return operator(*own_args, **own_kwargs)
 
@@ -113,7 +113,7 @@ def on_gpu(operator: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _wrapped(result: Tensor, given: list[Tensor]) -> Tensor:
-    """What was given itself, where it was written in place; else as new. A view's versions are its tensor's."""
+    """The given tensor if the result was written in place, else a new one; views share a tensor's version counter."""
     versioned = False
     for tensor in given:
         values = tensor.values if isinstance(tensor, FakeGpuTensor) else tensor
@@ -127,7 +127,7 @@ def _wrapped(result: Tensor, given: list[Tensor]) -> Tensor:
 
 
 def _repeat(compute: Callable[[], Any], results: Any) -> None:
-    """Into the memory of the first time; a view or what was written in place is there already."""
+    """Repeat an operator into the memory of its first run; views and in-place results are already there."""
     for first, now in zip(tree_flatten(results)[0], tree_flatten(compute())[0], strict=True):
         if isinstance(first, Tensor) and first.untyped_storage().data_ptr() != now.untyped_storage().data_ptr():
             first.copy_(now)
@@ -140,7 +140,7 @@ def _host_waits(what: str) -> None:
 
 
 def _check_copy(operator: Any, args: Any, kwargs: Any) -> None:
-    """A copy between the host's memory and the device's is a wait, unless the memory is page-locked."""
+    """A copy between host and device makes the host wait, unless the host memory is page-locked."""
     is_copy = operator is aten.copy_.default
     copies = args[:2] if is_copy else args[:1]
     here = [tensor for tensor in copies if not isinstance(tensor, FakeGpuTensor)]
@@ -150,7 +150,7 @@ def _check_copy(operator: Any, args: Any, kwargs: Any) -> None:
 
 
 class FakeCuda(TorchFunctionMode):
-    """Makes what is asked for on the GPU: torch itself would look for a driver."""
+    """Creates fake tensors for device="cuda", where torch itself would look for a driver."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class FakeCuda(TorchFunctionMode):
 
 
 class FakeStream:
-    """A stream that the host never sees finish before it asks: host memory is read, and written, at an event alone."""
+    """The slowest possible stream: it reads and writes host memory only when the host waits for an event."""
 
     def __init__(self) -> None:
         self.copies: list[Callable[[], None]] = []
@@ -202,7 +202,7 @@ def _check_unchanged(source: Tensor, sent: Tensor) -> None:
 
 
 class FakeEvent:
-    """An event; it has not happened when it is first asked for."""
+    """An event that is not done the first time it is queried."""
 
     def __init__(self, stream: FakeStream, count: int) -> None:
         self._stream, self._count, self._asked = stream, count, False
@@ -220,13 +220,13 @@ class FakeEvent:
 
 
 def _nothing() -> None:
-    """What is done already."""
+    """Replaces a copy that has been done."""
 
 
 class FakeGpu:
-    """`Device` as `engine.device.cuda` has it."""
+    """A `Device` that behaves like `engine.device.cuda.CudaDevice`."""
 
-    _locked: ClassVar[list[Tensor]] = []  # for good: a later tensor is not to have their addresses
+    _locked: ClassVar[list[Tensor]] = []  # never freed, so that no later tensor gets one of their addresses
 
     def __init__(self) -> None:
         self.torch_device = CUDA_0
@@ -262,9 +262,9 @@ class FakeGpu:
 
 
 class FakeSecondStream:
-    """A second stream in recordings: between its fork and its join nothing may touch what the other stream writes.
+    """A second stream in recordings: between fork and join no kernel may touch what the other stream writes.
 
-    Its kernels are started at the join, as late as a GPU may, and in a replay in that place as well.
+    Its kernels run at the join, as late as a GPU may run them, and at the same place in a replay.
     """
 
     def __init__(self) -> None:
@@ -292,7 +292,7 @@ class FakeSecondStream:
             start()
 
     def later(self, run: Runner) -> Runner:
-        """A runner that keeps what is started within a fork until the join."""
+        """A runner that defers launches within a fork until the join."""
 
         def start(launch: Launch) -> None:
             if self._inside and self.waiting is not None:
@@ -304,7 +304,7 @@ class FakeSecondStream:
 
 
 def on_fake_gpu(run: Runner) -> Runner:
-    """A runner of kernels that takes the device's tensors and no others."""
+    """A kernel runner that accepts tensors on the fake GPU only."""
 
     def start(launch: Launch) -> None:
         for name, value in zip(launch.kernel.arg_names, launch.arguments, strict=False):

@@ -1,4 +1,4 @@
-"""The engine's own promises, kept by the CUDA kernels: right, the same in every batch, exact under eviction."""
+"""The engine on the Triton kernels: correct, batch-invariant, and exact under eviction."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> list[
 
 
 def test_one_batch_of_all_equals_weights_merged_by_hand(model_dir: Path, adapters: list[Path]) -> None:
-    """Prefill and a decode step; adapters of three ranks, one with embedding and head, beside the base model."""
+    """Prefill and a decode step: the base model and adapters of three ranks, one of them with embedding and head."""
     engine = engine_on(model_dir, adapters)
     oracles = {
         None: Oracle(model_dir),
@@ -50,7 +50,7 @@ def test_one_batch_of_all_equals_weights_merged_by_hand(model_dir: Path, adapter
 
 
 def test_bf16_is_the_same_alone_chunked_cached_and_in_any_mix(model_dir: Path, adapters: list[Path]) -> None:
-    """With `batch_invariant`, to the last bit; drawn tokens among them."""
+    """With `batch_invariant`, bit for bit, including randomly sampled tokens."""
     options = {"dtype": "bfloat16", "batch_invariant": True}
     shared = list(range(20, 29))
     requests = [
@@ -68,10 +68,10 @@ def test_bf16_is_the_same_alone_chunked_cached_and_in_any_mix(model_dir: Path, a
 
 
 @pytest.mark.parametrize("lora_stream", [False, True], ids=["one stream", "two streams"])
-def test_recorded_decode_steps_repeat_what_eager_ones_compute(
+def test_recorded_decode_steps_compute_the_same_as_eager_ones(
     model_dir: Path, adapters: list[Path], *, lora_stream: bool
 ) -> None:
-    """Also for adapters and ranks that were not in the batch when it was recorded."""
+    """Including for adapters and ranks that were not in the recorded batch."""
     mixes = [
         [request(0, [7, 9], 3), request(None, [8], 3)],
         [request(1, [7, 9, 11], 3), request(0, [12], 3, temperature=0.9, seed=1)],
@@ -94,7 +94,7 @@ def test_recorded_decode_steps_repeat_what_eager_ones_compute(
 
 
 def test_a_step_waits_for_the_device_once(model_dir: Path, adapters: list[Path]) -> None:
-    """For an event, to read its tokens. At all else torch raises: values read back, copies of memory that may move."""
+    """For an event, to read its tokens. Torch raises at any other wait: values read back, copies of pageable memory."""
     engine = engine_on(model_dir, adapters)
     requests = [
         request(None, [7, 9], 4),
@@ -102,7 +102,7 @@ def test_a_step_waits_for_the_device_once(model_dir: Path, adapters: list[Path])
         request(1, [100, 12], 4, repetition_penalty=1.2, presence_penalty=0.5),
         request(2, [44, 45, 46], 4, temperature=1.0, seed=4),
     ]
-    engine.generate(requests)  # brings adapters in, compiles, and records what is recorded
+    engine.generate(requests)  # loads adapters, compiles and records
     with waits_raise():
         with pytest.raises(RuntimeError, match="synchronizing"):
             int(torch.ones(1, device="cuda"))
@@ -122,5 +122,5 @@ def test_adapters_that_evict_each_other_repeat_exactly(model_dir: Path, adapters
     tight._pool.check_integrity()
 
 
-def test_the_configuration_names_what_is_not_there(model_dir: Path) -> None:
+def test_the_configuration_accepts_a_device_index(model_dir: Path) -> None:
     assert EngineConfig(model_dir, device="cuda:1").device == "cuda:1"

@@ -1,4 +1,4 @@
-"""The device of pretence refuses what a GPU refuses, and plays again what a graph would."""
+"""The fake GPU rejects what a GPU rejects, and replays what a CUDA graph replays."""
 
 import pytest
 import torch
@@ -6,10 +6,10 @@ import torch
 from tests.engine.ondevice.engines import INTERPRETED, waits_raise
 from tests.engine.ondevice.fake_gpu import FakeGpu, FakeGpuTensor
 
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="where there is a GPU nothing is pretended")
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="with a GPU the fake one is not used")
 
 
-def test_operators_of_both_memories_raise() -> None:
+def test_operators_that_mix_host_and_device_tensors_raise() -> None:
     there, here = torch.ones(3, device="cuda"), torch.ones(3)
     assert isinstance(there, FakeGpuTensor)
     assert there.is_cuda
@@ -25,7 +25,7 @@ def test_operators_of_both_memories_raise() -> None:
         there.numpy()
 
 
-def test_what_makes_the_host_wait_raises_while_it_is_forbidden() -> None:
+def test_operations_that_make_the_host_wait_raise_while_forbidden() -> None:
     device = FakeGpu()
     there, locked, pageable = device.zeros(4), device.host(4), torch.ones(4, dtype=torch.uint8)
     with waits_raise():
@@ -46,7 +46,7 @@ def test_what_makes_the_host_wait_raises_while_it_is_forbidden() -> None:
     assert there.cpu().tolist() == [0, 0, 0, 0]
 
 
-def test_a_recording_has_the_devices_work_and_none_of_the_hosts() -> None:
+def test_a_recording_contains_device_work_and_no_host_work() -> None:
     x, seen = torch.zeros(3, device="cuda"), [0.0]
     last: list[torch.Tensor] = []
 
@@ -62,13 +62,13 @@ def test_a_recording_has_the_devices_work_and_none_of_the_hosts() -> None:
     assert len(last) == 2
 
 
-def test_a_recording_cannot_read_back() -> None:
+def test_a_recording_cannot_read_values_back() -> None:
     x = torch.zeros(1, device="cuda")
     with pytest.raises(AssertionError, match="cannot be captured"):
         FakeGpu().record(lambda: print(x.item()))
 
 
-def test_host_memory_is_the_devices_until_an_event_says_otherwise() -> None:
+def test_the_device_owns_host_memory_until_an_event_is_done() -> None:
     device = FakeGpu()
     there, sent, fetched = device.zeros(8), device.host(8), device.host(8)
     sent.fill_(7)

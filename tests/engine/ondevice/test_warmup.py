@@ -1,4 +1,4 @@
-"""After a warm-up no request waits for a kernel to be compiled."""
+"""After a warm-up, no request waits for kernel compilation."""
 
 from pathlib import Path
 
@@ -14,11 +14,13 @@ SIZES = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads"
 
 
 @pytest.mark.parametrize("invariant", [False, True], ids=["plain", "invariant"])
-@pytest.mark.parametrize("most", [1, 2, 5])
-def test_every_kernel_of_the_requests_was_started_before(tmp_path: Path, most: int, *, invariant: bool) -> None:
-    """Prompts short and long, alone and beside others, with and without adapters, sampled in every way.
+@pytest.mark.parametrize("max_batch_size", [1, 2, 5])
+def test_warm_up_launches_every_kernel_that_requests_launch(
+    tmp_path: Path, max_batch_size: int, *, invariant: bool
+) -> None:
+    """Prompts short and long, alone and in a batch, with and without adapters, in all sampling modes.
 
-    Only the kernels that sample are run: what the others would compute does not choose what is started.
+    Only the sampling kernels run: the results of the others do not affect what is launched.
     """
     model = tiny_llama(tmp_path / "model", **SIZES)
     started: set[object] = set()
@@ -32,14 +34,14 @@ def test_every_kernel_of_the_requests_was_started_before(tmp_path: Path, most: i
         model,
         device="cuda",
         dtype="bfloat16",
-        max_batch_size=most,
+        max_batch_size=max_batch_size,
         max_batch_tokens=40,
         pool_bytes=2**21,
         host_bytes=2**22,
         threads=1,
         batch_invariant=invariant,
     )
-    engine = without_logits(Engine(config, backend_for(config, noted)), most)
+    engine = without_logits(Engine(config, backend_for(config, noted)), max_batch_size)
     engine.warm_up()
     warm = set(started)
     for index, rank in enumerate((3, 17)):

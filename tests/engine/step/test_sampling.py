@@ -1,4 +1,4 @@
-"""Each row is sampled by its own parameters and by nothing else in the batch."""
+"""Each row is sampled by its own parameters and is independent of the rest of the batch."""
 
 import itertools
 import math
@@ -34,13 +34,13 @@ def tokens(values: torch.Tensor, rows: list[Sequence]) -> list[int]:
     return [sampled.token_id for sampled in draw(values.clone(), rows)]
 
 
-def test_greedy_takes_the_likeliest() -> None:
+def test_greedy_takes_the_most_likely_token() -> None:
     values = logits(5)
     assert tokens(values, [row(SamplingParams())] * 5) == values.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("sampling", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}, {"temperature": 1e-4}])
-def test_the_narrowest_choice_is_the_likeliest(sampling: dict[str, float]) -> None:
+def test_the_strictest_limits_leave_the_most_likely_token(sampling: dict[str, float]) -> None:
     values = logits(30)
     rows = [row(SamplingParams(**({"temperature": 1.0} | sampling)), seed=i) for i in range(30)]  # type: ignore[arg-type]
     assert tokens(values, rows) == values.argmax(-1).tolist()
@@ -68,7 +68,7 @@ MIX = [
         {"temperature": 10.0, "repetition_penalty": 10.0, "top_p": 1e-300, "min_p": 1.0},
     ],
 )
-def test_the_most_extreme_parameters_still_choose_a_token(sampling: dict[str, float]) -> None:
+def test_extreme_parameters_still_yield_a_token(sampling: dict[str, float]) -> None:
     rows = [row(SamplingParams(**sampling), tuple(range(VOCABULARY)), seed=i) for i in range(20)]  # type: ignore[arg-type]
     assert all(0 <= token < VOCABULARY for token in tokens(logits(20), rows))
 
@@ -108,18 +108,18 @@ def allowed(values: torch.Tensor, sampling: SamplingParams) -> set[int]:
     return set(tokens(values.expand(4000, -1), rows))
 
 
-def test_restrictions_keep_exactly_the_right_tokens() -> None:
+def test_limits_keep_exactly_the_right_tokens() -> None:
     values = torch.log(torch.tensor([[0.05, 0.4, 0.1, 0.25, 0.2]]))
     hot = SamplingParams(temperature=1.0)
     assert allowed(values, replace(hot, top_k=2)) == {1, 3}
     assert allowed(values, replace(hot, top_p=0.64)) == {1, 3}
     assert allowed(values, replace(hot, top_p=0.66)) == {1, 3, 4}
     assert allowed(values, replace(hot, min_p=0.3)) == {1, 3, 4}
-    assert allowed(values, replace(hot, top_k=3, top_p=0.7)) == {1, 3}  # top_p is of what top_k has left
+    assert allowed(values, replace(hot, top_k=3, top_p=0.7)) == {1, 3}  # top_p applies to what top_k leaves
     assert allowed(values, hot) == {0, 1, 2, 3, 4}
 
 
-def test_penalties_by_their_definition() -> None:
+def test_penalties_follow_their_definition() -> None:
     values = logits(1)
     rows = [
         row(SamplingParams(presence_penalty=0.5, frequency_penalty=0.25, repetition_penalty=1.5), (1, 2), (3, 3, 4))
@@ -146,15 +146,15 @@ def test_logprobs_are_of_the_raw_logits() -> None:
     first, second = draw(values.clone(), rows)
     assert first.logprobs is not None
     assert second.logprobs is not None
-    likeliest = truth[0].topk(4).indices.tolist()
-    assert set(first.logprobs) == {first.token_id, *likeliest}
+    top = truth[0].topk(4).indices.tolist()
+    assert set(first.logprobs) == {first.token_id, *top}
     assert list(second.logprobs) == [second.token_id]
     for token, value in first.logprobs.items():
         assert math.isclose(value, float(truth[0, token]), abs_tol=1e-6)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_row_that_is_not_finite_is_marked_and_harms_no_other(bad: float) -> None:
+def test_a_row_that_is_not_finite_is_marked_and_affects_no_other(bad: float) -> None:
     values = logits(3)
     rows = [row(SamplingParams(temperature=1.0), seed=i) for i in range(3)]
     expected = tokens(values, rows)

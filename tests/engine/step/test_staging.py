@@ -1,4 +1,4 @@
-"""Arrays go to the device in one copy and come to lie where those of the step before lay."""
+"""Arrays are sent to the device in one copy, to the same addresses in every step."""
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ def test_one_copy_at_the_same_addresses_every_step() -> None:
     assert staging.generation == 0
 
 
-def test_what_does_not_fit_makes_it_grow_and_says_so() -> None:
+def test_arrays_that_do_not_fit_grow_the_buffers_and_the_generation() -> None:
     staging = Staging(CpuDevice(), 64)
     sent = staging.send(arrays(1, 300))
     assert staging.generation == 1
