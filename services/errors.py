@@ -1,20 +1,20 @@
 """The error tree of services.
 
 ServiceError
-├── RetryableError        the infrastructure's fault: the same call may work later
+├── RetryableError        the infrastructure failed; the same call may work later
 └── PermanentError        the same call will fail again
-    ├── ConfigError       a setting is missing or wrong; names it
-    │   ├── MissingSettingError   it is missing
+    ├── ConfigError       a setting is missing or wrong; the message names it
+    │   ├── MissingSettingError   the setting is not set
     │   └── MissingTopicError     it names a topic that does not exist
-    └── InputError        what a person or a record asked for is wrong; names the culprit and what to do
-        └── JobError      fails one job, with its stable code
+    └── InputError        a command or a record is invalid; the message names the culprit and what to do
+        └── JobError      fails one job, with a stable code
 """
 
 from schemas.common import ErrorCode
 
 
 class ServiceError(Exception):
-    """Base of everything that services raise on purpose; its text is one sentence for a person."""
+    """Base of all errors that services raise on purpose. The message is one sentence for people."""
 
 
 class RetryableError(ServiceError):
@@ -30,7 +30,7 @@ class ConfigError(PermanentError):
 
 
 class MissingSettingError(ConfigError):
-    """A setting that is needed is not set."""
+    """A required setting is not set."""
 
 
 class MissingTopicError(ConfigError):
@@ -38,7 +38,7 @@ class MissingTopicError(ConfigError):
 
 
 class InputError(PermanentError):
-    """A person or a record asked for something that cannot be done."""
+    """A command or a record asks for something that cannot be done."""
 
 
 class JobError(InputError):

@@ -1,1 +1,1 @@
-"""Adapters outside the engine: versions in the registry, pushing, the base model that they fit, staging to disk."""
+"""Adapters outside the engine: registry versions, pushing, the base model that they must fit, staging to disk."""

@@ -1,4 +1,4 @@
-"""The base model as the registry knows it: its fingerprint, and the names that adapters may call it by."""
+"""The base model as the registry identifies it: its fingerprint and the names that adapters may use for it."""
 
 import hashlib
 import json
@@ -16,28 +16,26 @@ FINGERPRINTED_SUFFIXES = (".json", ".safetensors")
 
 @dataclass(frozen=True)
 class BaseModel:
-    """A checked base model. `names` are the last parts, in lower case, of what it is called."""
+    """A checked base model. `names` are the last parts of its names, in lower case."""
 
     directory: Path
     fingerprint: str
     names: frozenset[str]
 
     def remark_on(self, named: str | None) -> str | None:
-        """A remark if an adapter that fits names another base model than this."""
+        """A remark for an adapter that fits but names a different base model; None if there is nothing to remark."""
         if named is None or _last_part(named) in self.names:
             return None
         return (
-            f"Its shapes fit, but it names the base model {named!r} while this pool serves {self.directory.name}; "
-            "check that it was trained for this one."
+            f"The adapter's shapes fit, but it names the base model {named!r} and this pool serves "
+            f"{self.directory.name}; check that it was trained for this model."
         )
 
 
 def load_base(settings: Settings) -> BaseModel:
-    """Check LORAQ_BASE_MODEL and compute its fingerprint (blocking: reads every byte the first time)."""
+    """Check LORAQ_BASE_MODEL and compute its fingerprint. Blocks; the first call reads every byte."""
     if settings.base_model is None:
-        raise MissingSettingError(
-            "LORAQ_BASE_MODEL is not set; it must be the Hugging Face directory of the base model"
-        )
+        raise MissingSettingError("LORAQ_BASE_MODEL is not set; set it to the Hugging Face directory of the base model")
     directory = settings.base_model.resolve()
     try:
         read_model_config(directory)
@@ -53,14 +51,14 @@ def _last_part(name: str) -> str:
 
 
 def _cached_fingerprint(directory: Path, cache: Path) -> str:
-    """Computed again whenever a file's name, size or time of change differs from what was seen last."""
-    note = cache / f"{hashlib.sha256(str(directory).encode()).hexdigest()}.json"
+    """Computed again whenever the name, size or modification time of a file has changed since the last call."""
+    entry = cache / f"{hashlib.sha256(str(directory).encode()).hexdigest()}.json"
     state = _state(directory)
-    known = _read(note)
+    known = _read(entry)
     if known.get("state") == state:
         return str(known["fingerprint"])
     fingerprint = model_fingerprint(directory)
-    _write(note, {"state": state, "fingerprint": fingerprint})
+    _write(entry, {"state": state, "fingerprint": fingerprint})
     return fingerprint
 
 
@@ -69,19 +67,19 @@ def _state(directory: Path) -> list[list[Any]]:
     return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
 
 
-def _read(note: Path) -> dict[str, Any]:
+def _read(entry: Path) -> dict[str, Any]:
     try:
-        known = json.loads(note.read_bytes())
+        known = json.loads(entry.read_bytes())
     except (OSError, ValueError):
-        return {}  # a cache: what cannot be read is computed
+        return {}  # an unreadable entry is computed again
     return known if isinstance(known, dict) and "fingerprint" in known else {}
 
 
-def _write(note: Path, content: dict[str, Any]) -> None:
-    temporary = note.with_name(f".{note.name}.{os.getpid()}")
+def _write(entry: Path, content: dict[str, Any]) -> None:
+    temporary = entry.with_name(f".{entry.name}.{os.getpid()}")
     try:
-        note.parent.mkdir(parents=True, exist_ok=True)
+        entry.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(content))
-        os.replace(temporary, note)
+        os.replace(temporary, entry)
     except OSError as error:
-        raise ConfigError(f"LORAQ_CACHE_DIR: cannot write {note}: {error.strerror}") from error
+        raise ConfigError(f"LORAQ_CACHE_DIR: cannot write {entry}: {error.strerror}") from error

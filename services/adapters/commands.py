@@ -35,15 +35,15 @@ DEFAULT_REASON = "Disabled by an operator."
 
 @click.group()
 def adapters() -> None:
-    """Push adapters and decide which are served."""
+    """Push, list, disable and pin adapters."""
 
 
 @adapters.command("push")
 @click.argument("directory", type=click.Path(path_type=Path))
 @tenant_option
-@click.option("--name", required=True, help="Name under which jobs ask for it.")
-@click.option("--no-wait", is_flag=True, help="Do not wait for the registrar's verdict.")
-@click.option("--timeout", "timeout_s", type=DURATION_S, default=DEFAULT_WAIT_S, help="Seconds to wait for it.")
+@click.option("--name", required=True, help="Name that jobs use for the adapter.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until the registrar admits or rejects it.")
+@click.option("--timeout", "timeout_s", type=DURATION_S, default=DEFAULT_WAIT_S, help="Seconds to wait for that.")
 @json_option
 def push_command(directory: Path, tenant: str, name: str, no_wait: bool, timeout_s: float, as_json: bool) -> None:
     """Push the PEFT directory DIRECTORY as a new version of NAME."""
@@ -62,7 +62,7 @@ def list_all(tenant: str | None, as_json: bool) -> None:
         for row in rows:
             print_json(row)
         return
-    nothing = "There is no adapter; push one with `loraq adapters push DIR --tenant T --name N`."
+    nothing = "There are no adapters; push one with `loraq adapters push DIR --tenant T --name N`."
     print_rows([asdict(row) for row in rows], COLUMNS, nothing)
 
 
@@ -71,7 +71,7 @@ def list_all(tenant: str | None, as_json: bool) -> None:
 @tenant_option
 @json_option
 def show(ref: str, tenant: str, as_json: bool) -> None:
-    """Show everything about one version, or about all versions of NAME, newest first."""
+    """Show all fields of one version, or of all versions of NAME, newest first."""
     for index, row in enumerate(on_database(lambda connection: registry.show_adapter(connection, tenant, ref))):
         if as_json:
             print_json(row)
@@ -84,10 +84,10 @@ def show(ref: str, tenant: str, as_json: bool) -> None:
 @adapters.command("disable")
 @click.argument("ref", metavar="NAME[@VERSION]")
 @tenant_option
-@click.option("--reason", default=DEFAULT_REASON, help="Told to whoever asks for it.")
+@click.option("--reason", default=DEFAULT_REASON, help="Reason given to jobs that use it.")
 @json_option
 def disable(ref: str, tenant: str, reason: str, as_json: bool) -> None:
-    """Take one version, or every version of NAME, out of service."""
+    """Stop serving one version, or every version of NAME."""
     _change(ref, tenant, as_json, "disabled", lambda connection: registry.disable(connection, tenant, ref, reason))
 
 
@@ -96,7 +96,7 @@ def disable(ref: str, tenant: str, reason: str, as_json: bool) -> None:
 @tenant_option
 @json_option
 def enable(ref: str, tenant: str, as_json: bool) -> None:
-    """Bring disabled versions back."""
+    """Serve disabled versions again."""
     _change(ref, tenant, as_json, "enabled", lambda connection: registry.enable(connection, tenant, ref))
 
 
@@ -105,7 +105,7 @@ def enable(ref: str, tenant: str, as_json: bool) -> None:
 @tenant_option
 @json_option
 def pin(ref: str, tenant: str, as_json: bool) -> None:
-    """Keep in host memory whatever the traffic."""
+    """Keep versions in host memory regardless of traffic."""
     _change(
         ref, tenant, as_json, "pinned", lambda connection: registry.set_pinned(connection, tenant, ref, pinned=True)
     )
@@ -116,7 +116,7 @@ def pin(ref: str, tenant: str, as_json: bool) -> None:
 @tenant_option
 @json_option
 def unpin(ref: str, tenant: str, as_json: bool) -> None:
-    """Evict from host memory like any other."""
+    """Let versions be evicted from host memory again."""
     _change(
         ref, tenant, as_json, "unpinned", lambda connection: registry.set_pinned(connection, tenant, ref, pinned=False)
     )
@@ -132,4 +132,4 @@ def _change(
     elif versions:
         click.echo(f"{tenant}: {done} {', '.join(f'{name}@{version}' for version in versions)}.")
     else:
-        click.echo(f"{tenant}: nothing to change, {ref} is as you want it.", err=True)
+        click.echo(f"{tenant}: {ref} is already {done} or was rejected; nothing changed.", err=True)

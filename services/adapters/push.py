@@ -1,4 +1,4 @@
-"""Pushing an adapter: what can be checked without the base is checked at once; the registrar has the last word."""
+"""Pushing an adapter: runs the checks that need no base model, then uploads. The registrar decides on admission."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from services.postgres.pool import Connection, Pool, transaction, translated
 from services.s3.store import Location, ObjectStore
 from services.tenants.tenants import require_tenant
 
-VERDICT_POLL_S = 0.2
+ADMISSION_POLL_S = 0.2
 
 LOCK_NAME = "select pg_advisory_xact_lock(hashtextextended('loraq.adapters/' || $1::text || '/' || $2::text, 0))"
 NEWEST = """
@@ -36,7 +36,7 @@ WAKE_REGISTRAR = "select pg_notify('loraq_adapters', '')"
 
 @dataclass(frozen=True)
 class LocalAdapter:
-    """A PEFT directory that looks right as far as it can be judged without the base model."""
+    """A PEFT directory that passed the checks that need no base model."""
 
     directory: Path
     digest: str
@@ -46,7 +46,7 @@ class LocalAdapter:
 
 @dataclass(frozen=True)
 class Pushed:
-    """Where a push ended: a new version, or the newest one because it has the same content."""
+    """The result of a push: a new version, or the newest one if it has the same content."""
 
     tenant: str
     name: str
@@ -60,7 +60,7 @@ class Pushed:
 
 
 def inspect(directory: Path, max_bytes: int) -> LocalAdapter:
-    """Check a directory before anything is sent; raises InputError naming the file or field at fault."""
+    """Check a directory before uploading; raises InputError naming the invalid file or field."""
     if not directory.is_dir():
         raise InputError(f"{directory} is not a directory; an adapter is a PEFT directory")
     try:
@@ -96,7 +96,7 @@ async def push(
     local: LocalAdapter,
     progress: Callable[[int], object] | None = None,
 ) -> Pushed:
-    """Upload both files, then record a pending version. Content equal to the newest version's makes no new one.
+    """Upload both files, then record a pending version, unless the newest version has the same content.
 
     `progress` is called from a thread with the bytes sent since the last call. Raises InputError for an unknown tenant.
     """
@@ -125,12 +125,12 @@ async def _record(connection: Connection, tenant: str, name: str, uri: str, loca
     return Pushed(tenant, name, version, created=True)
 
 
-async def verdict(pool: Pool, pushed: Pushed, timeout_s: float) -> AdapterRow:
-    """The version's row once it is no longer pending, or as it is after `timeout_s` seconds."""
+async def wait_for_admission(pool: Pool, pushed: Pushed, timeout_s: float) -> AdapterRow:
+    """The version's row when it is no longer pending, or after `timeout_s` seconds."""
     give_up_at = asyncio.get_running_loop().time() + timeout_s
     while True:
-        async with transaction(pool, "look up the verdict") as connection:
+        async with transaction(pool, "look up the adapter") as connection:
             (row,) = await show_adapter(connection, pushed.tenant, pushed.ref)
         if row.status != AdapterStatus.PENDING or asyncio.get_running_loop().time() >= give_up_at:
             return row
-        await asyncio.sleep(VERDICT_POLL_S)
+        await asyncio.sleep(ADMISSION_POLL_S)

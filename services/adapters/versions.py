@@ -1,4 +1,4 @@
-"""Adapter versions: what the worker resolves names to, and what people list, disable and pin."""
+"""Adapter versions: resolving names for the worker; listing, disabling and pinning for operators."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -58,9 +58,9 @@ returning version
 
 @dataclass(frozen=True, slots=True)
 class AdapterVersion:
-    """One version of a tenant's adapter. `digest` is its identity, `uri` the s3:// prefix of its two files.
+    """One version of a tenant's adapter. `digest` identifies it; `uri` is the s3:// prefix of its two files.
 
-    `rank` and `base_fingerprint` are None until it was admitted.
+    `rank` and `base_fingerprint` are None until it is admitted.
     """
 
     tenant: str
@@ -104,8 +104,8 @@ class AdapterRow:
 async def resolve(connection: Connection, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], AdapterVersion]:
     """(tenant, `name` or `name@3`) → version, in one query for the whole batch.
 
-    A name means its newest ready version, or its newest of any status if none is ready, so that the caller can say
-    why. What the tenant does not have is absent, whoever else has it. Raises InputError for a malformed reference.
+    A name resolves to its newest ready version, or to its newest version if none is ready, so that the caller can
+    report its status. Adapters of other tenants are never returned. Raises InputError for a malformed reference.
     """
     refs = [(tenant, ref, *parse_ref(ref)) for tenant, ref in sorted(set(wanted))]
     if not refs:
@@ -122,24 +122,24 @@ def _version(row: dict[str, object]) -> AdapterVersion:
 
 
 async def list_adapters(connection: Connection, tenant: str | None = None) -> list[AdapterRow]:
-    """Every version, by tenant and name, newest version first."""
+    """All versions, ordered by tenant and name, newest version first."""
     if tenant is not None:
         await require_tenant(connection, tenant)
     return [AdapterRow(**row) for row in await connection.fetch(LIST, tenant, None, None)]
 
 
 async def show_adapter(connection: Connection, tenant: str, ref: str) -> list[AdapterRow]:
-    """The versions that `name` or `name@3` means, newest first; raises InputError if there is none."""
+    """The versions that match `name` or `name@3`, newest first; raises InputError if there is none."""
     name, version = parse_ref(ref)
     await require_tenant(connection, tenant)
     rows = [AdapterRow(**row) for row in await connection.fetch(LIST, tenant, name, version)]
     if not rows:
-        raise InputError(f"{tenant} has no adapter {ref}: {await nearest(connection, tenant, ref)}")
+        raise InputError(f"{tenant} has no adapter {ref}: {await suggestion(connection, tenant, ref)}")
     return rows
 
 
-async def nearest(connection: Connection, tenant: str, ref: str) -> str:
-    """For a reference that the tenant has not: the newest versions of the name, the nearest name, or where to look."""
+async def suggestion(connection: Connection, tenant: str, ref: str) -> str:
+    """A hint for a reference that does not exist: the name's newest versions, the nearest name, or a command."""
     name, _ = parse_ref(ref)
     found = await connection.fetch(NAMES, tenant)
     versions = {row["name"]: row["versions"] for row in found}
@@ -151,19 +151,19 @@ async def nearest(connection: Connection, tenant: str, ref: str) -> str:
 
 
 async def disable(connection: Connection, tenant: str, ref: str, reason: str) -> list[int]:
-    """Take one version, or all versions of a name, out of service; returns which. No job starts with them any more."""
+    """Stop serving one version, or all versions of a name, to new jobs; returns the changed versions."""
     return await _change(connection, DISABLE, tenant, ref, reason)
 
 
 async def enable(connection: Connection, tenant: str, ref: str) -> list[int]:
-    """Bring disabled versions back; those never admitted are checked first. Returns which."""
+    """Serve disabled versions again, after a check if they were never admitted. Returns the changed versions."""
     name, version = parse_ref(ref)
     await show_adapter(connection, tenant, ref)
     return sorted(row["version"] for row in await connection.fetch(ENABLE, tenant, name, version))
 
 
 async def set_pinned(connection: Connection, tenant: str, ref: str, *, pinned: bool) -> list[int]:
-    """Keep versions in host memory whatever the traffic, or no longer; returns which were changed."""
+    """Pin versions in host memory, or unpin them; returns the changed versions."""
     return await _change(connection, PIN, tenant, ref, pinned)
 
 

@@ -1,1 +1,1 @@
-"""`loraq …`: the command line. It finds the rooms' commands and gives them shared output; no room imports `main`."""
+"""`loraq …`: the command line. It finds each package's commands and shares their output; nothing imports `main`."""

@@ -1,4 +1,4 @@
-"""What commands share: a database for one action, and rows as a table or as JSON lines."""
+"""Shared by all commands: options, a database connection for one action, and output as a table or JSON lines."""
 
 import asyncio
 import json
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 T = TypeVar("T")
 
-OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters but tab and newline, and those that turn the direction of writing."""
+CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters except tab and newline, and those that change the text direction."""
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable lines on stdout.")
-tenant_option = click.option("--tenant", required=True, help="Owner.")
-one_tenant_option = click.option("--tenant", help="Only this tenant's.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON lines on stdout.")
+tenant_option = click.option("--tenant", required=True, help="The owner.")
+one_tenant_option = click.option("--tenant", help="Only those of this tenant.")
 
 
 class Real(click.FloatRange):
-    """An option's number; the library's ranges let `nan` through, which is neither below nor above any bound."""
+    """A number within bounds that is not `nan`, which click's ranges accept."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number; raises BadParameter if it is none, or out of bounds."""
+        """The number; raises BadParameter if it is not a number or out of bounds."""
         number: float = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(f"{value!r} is not a number.", param, ctx)
@@ -42,33 +42,35 @@ class Real(click.FloatRange):
 
 
 DURATION_S = Real(0, MAX_S)
-"""An option's time in seconds, as long as a setting's at most."""
+"""An option's duration in seconds, with the same upper bound as durations in settings."""
 
 
 def moment(text: str) -> datetime:
-    """An option's time: ISO 8601, UTC unless it says otherwise."""
+    """An option's time: ISO 8601, in UTC unless it has a time zone."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:
-        raise click.BadParameter(f"{text!r} is no time like 2026-12-01T08:30:00Z") from error
+        raise click.BadParameter(f"{text!r} is not a time like 2026-12-01T08:30:00Z") from error
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def when(text: str) -> datetime:
-    """A moment: ISO 8601 (UTC unless it says otherwise), or an age like 90s, 15m, 2h or 7d."""
+    """An option's time: ISO 8601 (in UTC unless it has a time zone), or an age like 90s, 15m, 2h or 7d."""
     if (age := re.fullmatch(r"(\d{1,6})([smhd])", text)) is not None:
         try:
             return datetime.now(UTC) - timedelta(**{UNITS[age[2]]: int(age[1])})
         except OverflowError as error:
-            raise click.BadParameter(f"{text!r} is longer ago than the year 1; leave it out for all times") from error
+            raise click.BadParameter(
+                f"{text!r} reaches back before the year 1; omit the option for all times"
+            ) from error
     try:
         return moment(text)
     except click.BadParameter as error:
-        raise click.BadParameter(f"{error.message}, and no age like 15m, 2h or 7d") from error
+        raise click.BadParameter(f"{error.message}, nor an age like 15m, 2h or 7d") from error
 
 
 def on_database(action: Callable[[Connection], Awaitable[T]], settings: Settings | None = None) -> T:
-    """Run `action` in one transaction of its own event loop."""
+    """Run `action` in one transaction, in a new event loop."""
     chosen = settings or load_settings()
 
     async def run() -> T:
@@ -79,7 +81,7 @@ def on_database(action: Callable[[Connection], Awaitable[T]], settings: Settings
 
 
 def print_json(row: "DataclassInstance | Mapping[str, Any]") -> None:
-    """One line of JSON on stdout; times in ISO 8601."""
+    """Print one line of JSON on stdout; times in ISO 8601."""
     fields = row if isinstance(row, Mapping) else asdict(row)
     click.echo(json.dumps(fields, default=_plain, ensure_ascii=False))
 
@@ -89,7 +91,7 @@ def _plain(value: Any) -> str:
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], nothing: str) -> None:
-    """A table of the named columns (field → heading) on stdout; `nothing` on stderr if there are no rows."""
+    """Print a table of the columns (field → heading) on stdout, or `nothing` on stderr if there are no rows."""
     if not rows:
         click.echo(nothing, err=True)
         return
@@ -102,7 +104,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], no
 
 
 def print_fields(row: Mapping[str, Any]) -> None:
-    """One row as a list of field and value."""
+    """Print one row as a list of fields and values."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -112,7 +114,7 @@ def print_fields(row: Mapping[str, Any]) -> None:
 
 
 def cell(value: Any) -> str:
-    """A value as people read it."""
+    """A value as readable text."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -123,8 +125,8 @@ def cell(value: Any) -> str:
 
 
 def visible(text: str) -> str:
-    """The text with every character shown that a terminal would obey: tenants wrote it, an operator looks at it."""
-    return OBEYED.sub(lambda found: _picture(ord(found[0])), text)
+    """The text with control characters escaped: tenants write it, and an operator's terminal would execute them."""
+    return CONTROL_CHARACTERS.sub(lambda found: _picture(ord(found[0])), text)
 
 
 def _picture(code: int) -> str:
@@ -136,5 +138,5 @@ def _picture(code: int) -> str:
 def _console() -> Console:
     console = Console(markup=False, highlight=False)
     if not console.is_terminal:
-        console.width = 1000  # a pipe has no edge to fold at
+        console.width = 1000  # do not fold lines in a pipe
     return console

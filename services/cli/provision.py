@@ -1,4 +1,4 @@
-"""`loraq topics` and `loraq bucket`: make what a pool needs and does not find."""
+"""`loraq topics` and `loraq bucket`: create what a pool needs and does not have."""
 
 import asyncio
 
@@ -9,20 +9,20 @@ from services.process.settings import load_settings
 
 @click.command()
 def topics() -> None:
-    """Make the pool's missing topics; safe to run at any time."""
+    """Create the pool's missing topics; safe to run at any time."""
     from services.kafka.clients import ensure_topics  # the command's help needs no Kafka client
 
     settings = load_settings()
-    made = asyncio.run(ensure_topics(settings))
-    for name in made:
-        click.echo(f"Made topic {name}.", err=True)
-    if not made:
-        click.echo(f"The topics of pool {settings.pool} are there already.", err=True)
+    created = asyncio.run(ensure_topics(settings))
+    for name in created:
+        click.echo(f"Created topic {name}.", err=True)
+    if not created:
+        click.echo(f"The topics of pool {settings.pool} already exist.", err=True)
 
 
 @click.command()
 def bucket() -> None:
-    """Make the bucket where it is missing; safe to run at any time."""
+    """Create the bucket if it is missing; safe to run at any time."""
     from services.s3.store import open_store  # the S3 client is slow to import
 
     settings = load_settings()
@@ -32,4 +32,4 @@ def bucket() -> None:
             await store.ensure_bucket()
 
     asyncio.run(ensure())
-    click.echo(f"The bucket {settings.s3_bucket} is there.", err=True)
+    click.echo(f"The bucket {settings.s3_bucket} exists.", err=True)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from schemas.common import AdapterStatus
-from services.adapters.push import inspect, push, verdict
+from services.adapters.push import inspect, push, wait_for_admission
 from services.adapters.versions import AdapterRow
 from services.demo.plan import Adapter
 from services.errors import InputError, RetryableError
@@ -14,7 +14,7 @@ from services.s3.store import ObjectStore
 from services.tenants.secrets import SecretBox
 from services.tenants.tenants import add_tenant, webhook_secrets
 
-VERDICT_TIMEOUT_S = 60.0
+ADMISSION_TIMEOUT_S = 60.0
 
 
 async def ensure_tenants(pool: Pool, settings: Settings, tenants: Collection[str]) -> dict[str, str]:
@@ -34,9 +34,9 @@ async def push_all(pool: Pool, store: ObjectStore, settings: Settings, adapters:
 async def _push(pool: Pool, store: ObjectStore, settings: Settings, adapter: Adapter) -> AdapterRow:
     local = await asyncio.to_thread(inspect, adapter.directory, settings.max_adapter_bytes)
     pushed = await push(pool, store, adapter.tenant, adapter.name, local)
-    row = await verdict(pool, pushed, VERDICT_TIMEOUT_S)
+    row = await wait_for_admission(pool, pushed, ADMISSION_TIMEOUT_S)
     if row.status == AdapterStatus.PENDING:
-        raise RetryableError(f"{pushed.ref} of {adapter.tenant} is still pending after {VERDICT_TIMEOUT_S:g} s")
+        raise RetryableError(f"{pushed.ref} of {adapter.tenant} is still pending after {ADMISSION_TIMEOUT_S:g} s")
     if row.status != AdapterStatus.READY:
         raise InputError(f"{pushed.ref} of {adapter.tenant} is {row.status}: {row.status_reason}")
     return row

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from schemas.common import ErrorCode, JobState, Lane
 from schemas.identity import fingerprint
 from schemas.job import JobRequest
-from services.adapters.versions import nearest
+from services.adapters.versions import suggestion
 from services.cli.output import print_json, print_rows
 from services.client.producer import MAX_IN_FLIGHT, JobProducer, Receipt
 from services.errors import InputError
@@ -56,7 +56,7 @@ async def _hint(settings: Settings, requests: Sequence[JobRequest], row: dict[st
     if asked is None or row["error_code"] != ErrorCode.UNKNOWN_ADAPTER:
         return ""
     async with open_pool(settings) as pool, transaction(pool, "look up adapters") as connection:
-        return f"; {await nearest(connection, row['tenant'], asked)}"
+        return f"; {await suggestion(connection, row['tenant'], asked)}"
 
 
 async def _send_and_wait(

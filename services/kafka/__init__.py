@@ -1,1 +1,1 @@
-"""Kafka: clients with safe options, error translation, topics and headers. Knows no job and no table."""
+"""Kafka: clients with safe options, error translation, topics and headers. Knows no job or table."""

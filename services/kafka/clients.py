@@ -1,7 +1,7 @@
-"""Kafka plumbing: clients with safe options, and the topics of a pool.
+"""Kafka clients with safe options, and the topics of a pool.
 
-The library's defaults lose data in several ways (automatic commits, starting at the newest record, one replica's
-acknowledgement); every client of ours is made here so that none of them is in use.
+The library's defaults can lose data (automatic commits, starting at the newest record, acknowledgement by one replica).
+Every client is created here, so that none of those defaults is in use.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ MAX_DEAD_RECORD_BYTES = 2 * 1024 * 1024
 REQUEST_TIMEOUT_MS = 20_000
 METADATA_MAX_AGE_MS = 30_000
 REBALANCE_TIMEOUT_S = 60.0
-# How long a broker may keep a fetch that finds nothing; partitions that go on meanwhile are fetched only after it.
-# Apache Kafka answers as soon as a record comes; the embedded broker looks only now and then, up to half of this apart.
+# How long a broker may delay a fetch that finds no records. Partitions resumed meanwhile are fetched only after it.
+# Apache Kafka answers as soon as a record arrives; the embedded broker checks at intervals of up to half this time.
 FETCH_WAIT_MS = 50
 TOPICS_VISIBLE_TIMEOUT_S = 30.0
 
 
 def client_options(settings: Settings) -> dict[str, Any]:
-    """Options that every Kafka client shares: where the brokers are and how to prove who we are."""
+    """Options that every Kafka client shares: addresses and credentials."""
     protocol = settings.kafka_security_protocol
     options: dict[str, Any] = {
         "bootstrap_servers": settings.kafka_bootstrap,
@@ -60,7 +60,7 @@ def _ssl_context(settings: Settings) -> Any:
         return create_ssl_context(**{name: str(path) for name, path in files.items() if path is not None})
     except OSError as error:
         given = ", ".join(f"LORAQ_KAFKA_SSL_{name.upper()}={path}" for name, path in files.items() if path)
-        raise ConfigError(f"the TLS files of Kafka cannot be used ({given}): {error}") from error
+        raise ConfigError(f"cannot load the TLS files for Kafka ({given}): {error}") from error
 
 
 def _sasl_options(settings: Settings) -> dict[str, Any]:
@@ -77,11 +77,12 @@ def _sasl_options(settings: Settings) -> dict[str, Any]:
 
 
 def job_consumer(settings: Settings, *, client_id: str = "loraq-worker", max_poll_records: int = 500) -> Any:
-    """A consumer in the pool's group, not yet subscribed or started; values are bytes, offsets move only by commit.
+    """A consumer in the pool's group, not yet subscribed or started. Values are bytes; offsets move only by commit.
 
-    Where there is no position, or none that exists, polling raises: no reset goes unnoticed (`positions.py`).
+    Polling raises if the group has no committed offset, or one that no longer exists, so that no reset goes unnoticed
+    (`positions.py`).
 
-    Ranges keep partition i of every lane with one member, so an adapter's jobs meet the same caches.
+    The range assignor gives partition i of every lane to one member, so an adapter's jobs meet the same caches.
     """
     session_ms = round(settings.kafka_session_timeout_s * 1000)
     return AIOKafkaConsumer(
@@ -101,7 +102,7 @@ def job_consumer(settings: Settings, *, client_id: str = "loraq-worker", max_pol
 
 
 def control_consumer(settings: Settings) -> Any:
-    """A consumer of the whole control topic from its earliest record on, outside any group, not yet started."""
+    """A consumer of the whole control topic from its earliest record, without a group, not yet started."""
     return AIOKafkaConsumer(
         settings.control_topic,
         **client_options(settings),
@@ -112,22 +113,22 @@ def control_consumer(settings: Settings) -> Any:
     )
 
 
-def look_again(consumer: Any) -> None:
-    """Have a consumer look soon which topics and partitions there are."""
-    consumer._client.force_metadata_update()  # noqa: SLF001  # the library has no other way to say it
+def refresh_metadata(consumer: Any) -> None:
+    """Request an early update of a consumer's topics and partitions."""
+    consumer._client.force_metadata_update()  # noqa: SLF001  # the library has no public method for it
 
 
-async def commits_of(consumer: Any, partitions: list[Any]) -> dict[Any, tuple[int, str]]:
-    """Committed position and metadata of those partitions that have one; waits for as long as the broker is away."""
+async def committed_offsets(consumer: Any, partitions: list[Any]) -> dict[Any, tuple[int, str]]:
+    """Committed offset and metadata of those partitions that have one; waits as long as the broker is unreachable."""
     coordinator = consumer._coordinator  # noqa: SLF001  # the library's own `committed` leaves the metadata out
     return dict(await coordinator.fetch_committed_offsets(partitions))
 
 
-def reading_of(consumer: Any, partition: Any) -> tuple[int | None, int | None]:
-    """Position of the next fetch, and the end of what may be read; None while unknown.
+def position_and_end(consumer: Any, partition: Any) -> tuple[int | None, int | None]:
+    """Position of the next fetch, and the last stable offset; None while unknown.
 
-    Transactions' markers are passed over by the position without a record, and nothing past the last stable offset
-    is handed out.
+    The position moves past transaction markers without a record, and the library returns no record past the last
+    stable offset.
     """
     subscription = consumer._subscription.subscription  # noqa: SLF001  # the library's own `position` waits for one
     assignment = subscription.assignment if subscription else None
@@ -137,12 +138,12 @@ def reading_of(consumer: Any, partition: Any) -> tuple[int | None, int | None]:
     return (state.position if state.has_valid_position else None), state.lso
 
 
-async def leave(consumer: Any) -> None:
-    """Stop a consumer and tell its group."""
-    coordinator = consumer._coordinator  # noqa: SLF001  # the library has no other way to say it
+async def leave_group(consumer: Any) -> None:
+    """Stop a consumer and make it leave its group."""
+    coordinator = consumer._coordinator  # noqa: SLF001  # the library has no public method for it
     if getattr(coordinator, "generation", None) == 0:
-        # The embedded broker counts generations from 0, which the library takes for "never joined": it would not tell
-        # the group, and the next member would wait for this one's session to run out.
+        # The embedded broker counts generations from 0, which to the library means "never joined": it would not send
+        # LeaveGroup, and the next member would wait until this one's session times out.
         coordinator.generation = 1
     await consumer.stop()
 
@@ -154,9 +155,9 @@ def producer(
     max_request_size: int = MAX_RECORD_BYTES,
     compression: str | None = None,
 ) -> Any:
-    """A producer, not yet started, that counts a record as sent when every in-sync replica has it.
+    """A producer, not yet started. A record counts as sent when every in-sync replica has it.
 
-    Not idempotent: a retry may repeat a record, which every consumer of ours recognises by its id.
+    It is not idempotent: a retry may duplicate a record, which our consumers recognise by its id.
     """
     return AIOKafkaProducer(
         **client_options(settings),
@@ -169,13 +170,13 @@ def producer(
 
 
 def dead_letter_producer(settings: Settings) -> Any:
-    """A producer for the dead-letter topic: room for the largest job record and the headers that say why."""
+    """A producer for the dead-letter topic; it accepts the largest job record plus the headers that give the reason."""
     return producer(settings, client_id="loraq-dead-letters", max_request_size=MAX_DEAD_RECORD_BYTES)
 
 
 @asynccontextmanager
 async def admin(settings: Settings) -> AsyncIterator[AIOKafkaAdminClient]:
-    """A started admin client; raises RetryableError when no broker answers."""
+    """A started admin client. Raises RetryableError if no broker answers."""
     client = AIOKafkaAdminClient(**client_options(settings), client_id="loraq-admin")
     try:
         with starting(settings):
@@ -188,20 +189,20 @@ async def admin(settings: Settings) -> AsyncIterator[AIOKafkaAdminClient]:
 
 
 async def check_reachable(settings: Settings) -> None:
-    """Return when a broker answers; raises RetryableError or ConfigError saying why not."""
+    """Return when a broker answers; raises RetryableError or ConfigError with the reason otherwise."""
     async with admin(settings) as client:
         await client.list_topics()
 
 
 async def cluster_id(settings: Settings) -> str:
-    """Id of the cluster, empty for brokers that have none."""
+    """Id of the cluster; empty if the brokers report none."""
     async with admin(settings) as client:
         described = await client.describe_cluster()
     return str(described.get("cluster_id") or "")
 
 
 def pool_topics(settings: Settings) -> list[NewTopic]:
-    """The topics of a pool as they should be made."""
+    """The topics of a pool, as `ensure_topics` creates them."""
     copies = settings.replication_factor
     jobs = [NewTopic(settings.jobs_topic(lane), settings.partitions, copies) for lane in Lane]
     dead_config = {"max.message.bytes": str(MAX_DEAD_RECORD_BYTES)}
@@ -212,9 +213,9 @@ def pool_topics(settings: Settings) -> list[NewTopic]:
 
 
 async def ensure_topics(settings: Settings) -> list[str]:
-    """Make the pool's missing topics and return their names; safe to run at any time and twice at once.
+    """Create the pool's missing topics and return their names; safe to run at any time and concurrently.
 
-    Raises ConfigError when lanes that exist already differ in partitions: their numbers must meet.
+    Raises ConfigError if existing lanes differ in their number of partitions.
     """
     async with admin(settings) as client:
         existing = set(await client.list_topics())
@@ -231,14 +232,14 @@ def _check_created(response: Any, settings: Settings) -> None:
     for name, code, *_ in response.topic_errors:
         error = for_code(code)
         if code and error is not TopicAlreadyExistsError:
-            raise translated(error(f"topic {name} was not made"), settings)
+            raise translated(error(f"topic {name} was not created"), settings)
 
 
 async def _wait_until_visible(client: AIOKafkaAdminClient, names: set[str]) -> None:
     deadline = time.monotonic() + TOPICS_VISIBLE_TIMEOUT_S
     while not names <= set(await client.list_topics()):
         if time.monotonic() > deadline:
-            raise RetryableError(f"the brokers made the topics {', '.join(sorted(names))} but do not list them yet")
+            raise RetryableError(f"the brokers created the topics {', '.join(sorted(names))} but do not list them yet")
         await asyncio.sleep(0.1)
 
 
@@ -247,4 +248,4 @@ async def _check_lanes_agree(client: AIOKafkaAdminClient, settings: Settings) ->
     counts = {topic["topic"]: len(topic["partitions"]) for topic in described}
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} has {count}" for name, count in sorted(counts.items()))
-        raise ConfigError(f"the lanes of a pool need equal partition counts: {listed}")
+        raise ConfigError(f"the lanes of a pool need equal partition counts: {listed}; recreate the topics that differ")

@@ -1,7 +1,7 @@
-"""Header names that are not UTF-8, which librdkafka's clients can send and the Kafka library cannot read.
+"""Header names that are not UTF-8: librdkafka's clients can send them, but the Kafka library cannot read them.
 
-The library decodes names strictly, and one bad name makes every record of its batch unreadable, for ever. From the
-first such name on this process reads batches with the library's Python parser, bent to show bad bytes as `\\xff`.
+The library decodes names strictly, so one invalid name makes every record of its batch permanently unreadable. After
+`tolerate`, this process reads batches with the library's Python parser, patched to show invalid bytes as `\\xff`.
 """
 
 from typing import Any, SupportsIndex
@@ -12,7 +12,7 @@ from aiokafka.record.memory_records import _MemoryRecordsPy
 
 
 class _Buffer(bytearray):
-    """Bytes whose slices are read as text whatever they hold."""
+    """Bytes whose slices decode without errors."""
 
     def __getitem__(self, place: SupportsIndex | slice) -> Any:
         found = super().__getitem__(place)
@@ -22,7 +22,7 @@ class _Buffer(bytearray):
         return super().decode(encoding, errors)
 
 
-class _Batch(_DefaultRecordBatchPy):  # type: ignore[misc]  # final for those who use it, not for those who must mend it
+class _Batch(_DefaultRecordBatchPy):  # type: ignore[misc]  # marked final, but there is no other way to patch it
     _buffer: bytearray
 
     def _maybe_uncompress(self) -> None:
@@ -38,5 +38,5 @@ class _Records(_MemoryRecordsPy):  # type: ignore[misc]  # as above
 
 
 def tolerate() -> None:
-    """Read what is fetched from now on with names of any bytes."""
+    """From now on, accept header names of any bytes in fetched records."""
     fetcher.MemoryRecords = _Records

@@ -1,4 +1,4 @@
-"""Reading a topic from some point to its present end, without a group and without moving anybody's offsets."""
+"""Reads a topic up to its current end, without a group, so no committed offset changes."""
 
 import asyncio
 import time
@@ -19,13 +19,13 @@ SILENCE_S = 30.0
 
 
 async def partitions_of(settings: Settings, topic: str) -> list[int]:
-    """Numbers of a topic's partitions; raises InputError if there is no such topic.
+    """Numbers of a topic's partitions; raises InputError if the topic does not exist.
 
-    The list comes first, because the embedded broker makes a topic that it is asked to describe.
+    It lists the topics first, because the embedded broker creates a topic when asked to describe it.
     """
     async with kafka.admin(settings) as admin:
         if topic not in await admin.list_topics():
-            hint = "make it with `loraq topics`, or let this user describe it"
+            hint = "create it with `loraq topics`, or allow this user to describe it"
             raise InputError(f"there is no topic {topic} on {settings.kafka_bootstrap}; {hint}")
         [described] = await admin.describe_topics([topic])
     if code := described["error_code"]:
@@ -34,12 +34,15 @@ async def partitions_of(settings: Settings, topic: str) -> list[int]:
 
 
 async def require_topics(settings: Settings, topics: Collection[str]) -> None:
-    """Raise MissingTopicError naming the topics that do not exist: clients wait for them, brokers may create them."""
+    """Raise MissingTopicError naming the topics that do not exist.
+
+    Without this check a consumer would wait for them, or the broker would create them.
+    """
     async with kafka.admin(settings) as admin:
         if missing := sorted(set(topics) - set(await admin.list_topics())):
             raise MissingTopicError(
-                f"there is no topic {' and no '.join(missing)} on {settings.kafka_bootstrap}; make them with `loraq"
-                f" topics`, let this user describe them, or correct LORAQ_POOL={settings.pool} or"
+                f"there is no topic {' and no '.join(missing)} on {settings.kafka_bootstrap}; create them with `loraq"
+                f" topics`, allow this user to describe them, or correct LORAQ_POOL={settings.pool} or"
                 f" LORAQ_TOPIC_PREFIX={settings.topic_prefix}"
             )
 
@@ -52,10 +55,10 @@ async def scan(
     until: datetime | None = None,
     partitions: Collection[int] | None = None,
 ) -> AsyncGenerator[Any, None]:
-    """The library's messages of a topic, partition by partition in order, up to what is there at the start.
+    """The library's messages of a topic, in order within each partition, up to its end at the time of the call.
 
-    `since` skips what is older by the broker's timestamps; after `until` a partition ends with its first newer record.
-    Raises InputError if there is no such topic, RetryableError or ConfigError if it cannot be read.
+    `since` skips records that are older by the broker's timestamps; `until` ends a partition at its first newer record.
+    Raises InputError if the topic does not exist, RetryableError or ConfigError if it cannot be read.
     """
     chosen = [number for number in await partitions_of(settings, topic) if partitions is None or number in partitions]
     if not chosen:
@@ -85,14 +88,14 @@ async def _seek(consumer: Any, places: list[TopicPartition], since: datetime | N
         return
     found = await consumer.offsets_for_times(dict.fromkeys(places, max(0, round(since.timestamp() * 1000))))
     for place, at in found.items():
-        if at is None:  # nothing that new
+        if at is None:  # no record is that new
             await consumer.seek_to_end(place)
         else:
             consumer.seek(place, at.offset)
 
 
 async def _until_end(consumer: Any, settings: Settings, until: datetime | None) -> AsyncGenerator[Any, None]:
-    """Ends are what the first answers to fetching say: asked for by itself, the embedded broker tells older ones."""
+    """Takes the ends from the first fetch responses: the embedded broker's offset lookup reports outdated ones."""
     ends: dict[TopicPartition, int] = {}
     last_ms = until.timestamp() * 1000 if until else float("inf")
     open_places, silent_since = set(consumer.assignment()), time.monotonic()

@@ -1,7 +1,7 @@
-"""The ids that brokers give topics: a topic that is deleted and made anew keeps its name and gets another id.
+"""Topic ids: a topic that is deleted and recreated keeps its name and gets another id.
 
-The Kafka library speaks of topics by name alone, and a position does not say whether its topic is still the same one.
-So the one request that tells ids, Metadata in version 12, is written down here.
+The Kafka library identifies topics by name only, and an offset does not show whether its topic is still the same one.
+So this module defines the one request that returns ids, Metadata version 12.
 """
 
 import functools
@@ -38,16 +38,16 @@ class Uuid(AbstractType):  # type: ignore[misc]  # the library is untyped
 
     @classmethod
     def encode(cls, value: UUID) -> bytes:
-        """As they go over the wire."""
+        """The wire format."""
         return value.bytes
 
     @classmethod
     def decode(cls, data: BytesIO) -> UUID:
-        """From the next 16 bytes."""
+        """Read the next 16 bytes."""
         return UUID(bytes=data.read(16))
 
 
-class _Answer(Response):  # type: ignore[misc]
+class _MetadataResponse(Response):  # type: ignore[misc]
     API_KEY = METADATA
     API_VERSION = VERSION
     SCHEMA = Schema(
@@ -83,11 +83,11 @@ class _Answer(Response):  # type: ignore[misc]
     )
 
 
-class _Question(RequestStruct):  # type: ignore[misc]
+class _MetadataStruct(RequestStruct):  # type: ignore[misc]
     FLEXIBLE_VERSION = True
     API_KEY = METADATA
     API_VERSION = VERSION
-    RESPONSE_TYPE = _Answer
+    RESPONSE_TYPE = _MetadataResponse
     SCHEMA = Schema(
         ("topics", CompactArray(("topic_id", Uuid), ("name", NAME), TAGS)),
         ("allow_auto_topic_creation", Boolean),
@@ -96,42 +96,42 @@ class _Question(RequestStruct):  # type: ignore[misc]
     )
 
 
-class _AskForIds(Request[_Question]):  # type: ignore[misc]
+class _MetadataRequest(Request[_MetadataStruct]):  # type: ignore[misc]
     API_KEY = METADATA
 
     def __init__(self, topics: Collection[str]) -> None:
         self._topics: list[tuple[UUID, str, dict[int, bytes]]] = [(NO_ID, topic, {}) for topic in topics]
 
-    def build(self, request_struct_class: type[_Question]) -> _Question:
+    def build(self, request_struct_class: type[_MetadataStruct]) -> _MetadataStruct:
         return request_struct_class(self._topics, False, False, {})
 
 
 async def topic_ids(consumer: Any, topics: Collection[str]) -> dict[str, UUID]:
-    """Id of each of the topics that exist; empty where the broker is too old to tell. Makes no topic.
+    """Ids of the topics that exist; empty if the broker is too old to report ids. Creates no topic.
 
-    `consumer` is a started one of the Kafka library; raises its errors.
+    `consumer` is a started consumer of the Kafka library; raises that library's errors.
     """
-    client = consumer._client  # noqa: SLF001  # the library has no other way to ask
+    client = consumer._client  # noqa: SLF001  # the library has no public method for it
     try:
-        answer = await client.send(client.get_random_node(), _AskForIds(topics))
+        response = await client.send(client.get_random_node(), _MetadataRequest(topics))
     except (IncompatibleBrokerVersion, NotImplementedError) as error:  # the library raises either
-        _tell_too_old(repr(error))
+        _warn_too_old(repr(error))
         return {}
-    return {name: topic_id for code, name, topic_id, *_ in answer.topics if code == 0 and topic_id != NO_ID}
+    return {name: topic_id for code, name, topic_id, *_ in response.topics if code == 0 and topic_id != NO_ID}
 
 
 @functools.cache
-def _tell_too_old(reason: str) -> None:
-    """Once a process, as it is asked every second: what the broker cannot tell goes unnoticed."""
+def _warn_too_old(reason: str) -> None:
+    """Log once per process, because ids are requested every second."""
     _log.warning(
-        "The broker is too old to tell topic ids: a topic that is deleted and made anew is not noticed",
+        "The broker is too old to report topic ids: recreated topics are not noticed",
         action="topic_ids_unknown",
         reason=reason,
     )
 
 
 class KnownTopics:
-    """Ids of topics as they were seen first. Pure."""
+    """The ids of topics when they were last checked. Pure."""
 
     def __init__(self) -> None:
         self._ids: dict[str, UUID] = {}
@@ -141,8 +141,8 @@ class KnownTopics:
         """Topics whose id is known."""
         return frozenset(self._ids)
 
-    def made_anew(self, ids: Mapping[str, UUID]) -> set[str]:
-        """Topics that have another id than before; from now on that one counts. One that is away is not forgotten."""
-        renewed = {topic for topic, found in ids.items() if self._ids.get(topic, found) != found}
+    def recreated(self, ids: Mapping[str, UUID]) -> set[str]:
+        """Update the ids and return the topics whose id changed. A topic that is missing from `ids` keeps its id."""
+        changed = {topic for topic, found in ids.items() if self._ids.get(topic, found) != found}
         self._ids |= ids
-        return renewed
+        return changed

@@ -1,1 +1,1 @@
-"""Postgres: the pool, its codecs, error translation and migrations. Owns no statement of any other room."""
+"""Postgres: the pool, its codecs, error translation and migrations. Other packages keep their own statements."""

@@ -1,4 +1,4 @@
-"""`loraq migrate`: brings the database's schema to this version of the code. Migrations only go forward."""
+"""`loraq migrate`: migrates the database schema to the version of this code. Migrations only go forward."""
 
 import asyncio
 from pathlib import Path
@@ -22,14 +22,14 @@ from services.process.settings import load_settings
 MIGRATIONS = Path(migrations.__file__).parent
 VERSION_SCHEMA = "loraq"
 VERSION_TABLE = "schema_version"
-MIGRATION_LOCK = 7_236_111_901  # any number that nothing else locks; held by the one process that migrates
+MIGRATION_LOCK = 7_236_111_901  # arbitrary but unique; held by the process that migrates
 
 
 def upgrade(database_url: str) -> tuple[str | None, str | None]:
     """Migrate to the newest version, in one transaction; returns the versions before and after.
 
-    Safe to run twice and from several processes at once. Must not be called from a running event loop (use a
-    thread there). Raises RetryableError where the database does not answer, PermanentError where it refuses.
+    Safe to run repeatedly and from several processes at once. Must not be called from a running event loop (use a
+    thread there). Raises RetryableError if the database does not answer, PermanentError if it refuses.
     """
     return asyncio.run(_upgrade(database_url))
 
@@ -64,7 +64,7 @@ def _version(connection: Connection) -> str | None:
 
 
 def run_script(name: str) -> None:
-    """Run `migrations/sql/<name>` whole, inside the migration's transaction."""
+    """Run the whole script `migrations/sql/<name>` inside the migration's transaction."""
     script = (MIGRATIONS / "sql" / name).read_text()
     driver = op.get_bind().connection.driver_connection
     assert driver is not None
@@ -72,16 +72,16 @@ def run_script(name: str) -> None:
 
 
 def refuse_downgrade(revision: str) -> None:
-    """Every migration's downgrade: there is none."""
+    """Raise PermanentError: no migration has a downgrade."""
     raise PermanentError(
-        f"migration {revision} cannot be taken back: migrations only go forward; "
+        f"migration {revision} cannot be reverted, migrations only go forward; "
         "restore a backup, or write a new migration that undoes it"
     )
 
 
 @click.command()
 def migrate() -> None:
-    """Bring the database to this version's schema."""
+    """Migrate the database to the schema of this version."""
     before, after = upgrade(load_settings().database_url.get_secret_value())
-    said = f"is already at {after}" if before == after else f"migrated from {before or 'nothing'} to {after}"
-    click.echo(f"The database {said}.", err=True)
+    change = f"is already at {after}" if before == after else f"was migrated from {before or 'nothing'} to {after}"
+    click.echo(f"The database {change}.", err=True)

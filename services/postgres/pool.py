@@ -1,9 +1,9 @@
-"""Postgres: one pool per process, codecs that refuse what would be stored wrongly, and one table of its errors.
+"""Postgres: one pool per process, codecs that refuse values that would be stored wrongly, and one table of its errors.
 
-Text passes one seam on its way in: U+0000 becomes U+2400 and lone surrogates become U+FFFD, in text and in jsonb.
-In jsonb NaN and infinities become null. Times must carry a time zone. A str or bytes for a jsonb column is refused,
-because it would be stored as a JSON string. asyncpg encodes `text[]` by itself and passes no codec: what
-people or models say goes through `storable` before it becomes part of an array.
+The codecs replace U+0000 by U+2400 and lone surrogates by U+FFFD, in text and in jsonb. In jsonb, NaN and infinities
+become null. Times must have a time zone. A str or bytes value for a jsonb column is refused, because it would be stored
+as a JSON string. asyncpg encodes `text[]` without a codec, so pass text from users or models through `storable` before
+you put it in an array.
 """
 
 import asyncio
@@ -33,34 +33,34 @@ POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 JSONB_VERSION = b"\x01"
 CLOSE_TIMEOUT_S = 5.0
-# A prepared statement may keep the plan that was best for what its tables held when it was made. Made while a day's
-# partition was empty, as each one is at midnight, it reads all of a partition for every batch until the next ANALYZE,
-# however many rows come meanwhile. Planning each execution anew costs a batch less than 1 ms.
+# A prepared statement may keep the plan that was best for the contents of its tables when it was prepared. If that was
+# an empty partition, as each day's is at midnight, it scans the whole partition for every batch until the next ANALYZE,
+# however many rows are inserted meanwhile. Planning each execution again costs a batch less than 1 ms.
 FRESH_PLANS = {"plan_cache_mode": "force_custom_plan"}
 
 log = telemetry.get_logger()
 
 
 class Pool(BasePool):
-    """asyncpg's pool, except that no acquire waits for ever."""
+    """asyncpg's pool with a timeout on every acquire."""
 
     acquire_timeout_s = 30.0
 
     def acquire(self, *, timeout: float | None = None) -> Acquire:
-        """A connection, waiting at most `timeout` seconds (default: the pool's own bound)."""
+        """A connection; waits at most `timeout` seconds (default: `acquire_timeout_s`)."""
         return super().acquire(timeout=self.acquire_timeout_s if timeout is None else timeout)
 
 
 @asynccontextmanager
 async def open_pool(settings: Settings, *, fresh_plans: bool = False) -> AsyncIterator[Pool]:
-    """The process's pool, connected at least once; raises ConfigError or RetryableError naming the server.
+    """The process's pool, with at least one connection; raises ConfigError or RetryableError naming the server.
 
-    `fresh_plans` is for a process whose statements meet a table that grows fast: each execution is planned anew.
+    `fresh_plans` is for a process whose tables grow fast: the server plans each execution again.
 
-    A process that stands still in the middle of a transaction (suspended, or cut off) must not hold its rows for ever:
-    the server ends a session that idles in one for longer than a lease, and any transaction after twice the longest
-    statement. The second is needed too: between a statement's preparation and its first execution asyncpg leaves the
-    server in the middle of an exchange, which does not count as idle. It takes PostgreSQL 17.
+    A process that is suspended or cut off within a transaction must not keep its row locks indefinitely. So the server
+    ends a session that idles in a transaction for longer than a lease, and any transaction after twice the statement
+    timeout. The second limit is needed because between preparing and executing a statement, asyncpg leaves the server
+    in the middle of an exchange, which does not count as idle. It requires PostgreSQL 17.
     """
     database_url = settings.database_url.get_secret_value()
     pool = Pool(
@@ -73,7 +73,7 @@ async def open_pool(settings: Settings, *, fresh_plans: bool = False) -> AsyncIt
         record_class=asyncpg.Record,
         loop=asyncio.get_running_loop(),
         init=install_codecs,
-        reset=_keep_as_it_is,
+        reset=_skip_reset,
         timeout=settings.database_timeout_s,
         command_timeout=settings.database_timeout_s,
         server_settings={
@@ -94,8 +94,8 @@ async def open_pool(settings: Settings, *, fresh_plans: bool = False) -> AsyncIt
         await _close(pool)
 
 
-async def _keep_as_it_is(_connection: object) -> None:
-    """What asyncpg would reset after each use costs a round trip; nothing of ours changes a session's state."""
+async def _skip_reset(_connection: object) -> None:
+    """asyncpg's reset after each use costs a round trip, and our statements change no session state."""
 
 
 def _milliseconds(seconds: float) -> str:
@@ -112,24 +112,24 @@ async def _close(pool: Pool) -> None:
 
 @asynccontextmanager
 async def transaction(pool: Pool, action: str = "use the database") -> AsyncIterator[Connection]:
-    """A connection inside a transaction; foreign errors come out translated, naming `action`."""
+    """A connection inside a transaction. Errors of the database are translated and name `action`."""
     with translated(action):
         async with pool.acquire() as connection, connection.transaction():
             yield connection
 
 
 @asynccontextmanager
-async def pooled(pool: Pool, action: str) -> AsyncIterator[Connection]:
-    """A connection whose every statement is a transaction by itself, in one round trip; errors come out translated."""
+async def autocommit(pool: Pool, action: str) -> AsyncIterator[Connection]:
+    """A connection whose statements each commit on their own, in one round trip. Errors are translated."""
     with translated(action):
         async with pool.acquire() as connection:
             yield connection
 
 
 async def listen(settings: Settings, channel: str, wake: Callable[[], None]) -> None:
-    """A background task: calls `wake` at every NOTIFY on the channel and after every connecting, until cancelled.
+    """A background task: calls `wake` on every NOTIFY on the channel and after every (re)connect, until cancelled.
 
-    It has a connection of its own and reconnects by itself. NOTIFY is a hint: whoever listens also polls.
+    It uses its own connection and reconnects. A NOTIFY can be missed, so callers also poll.
     """
     database_url = settings.database_url.get_secret_value()
     while True:
@@ -139,9 +139,9 @@ async def listen(settings: Settings, channel: str, wake: Callable[[], None]) -> 
                 await _listen_until_closed(connection, channel, wake)
             finally:
                 connection.terminate()
-            log.warning("Listening interrupted", action="listen_interrupted", channel=channel)
+            log.warning("The LISTEN connection was closed", action="listen_interrupted", channel=channel)
         except FOREIGN_ERRORS as error:
-            log.warning("Listening impossible", action="listen_failed", channel=channel, reason=str(error))
+            log.warning("Cannot connect to LISTEN", action="listen_failed", channel=channel, reason=str(error))
         await asyncio.sleep(settings.poll_interval_s)
 
 
@@ -149,12 +149,12 @@ async def _listen_until_closed(connection: Connection, channel: str, wake: Calla
     closed = asyncio.Event()
     connection.add_termination_listener(lambda _connection: closed.set())
     await connection.add_listener(channel, lambda *_notification: wake())
-    wake()  # for what was notified while nobody listened
+    wake()  # for notifications that were missed while disconnected
     await closed.wait()
 
 
 async def install_codecs(connection: Connection) -> None:
-    """Set this module's codecs on a new connection; all are binary, so that COPY works with them."""
+    """Set this module's codecs on a new connection. All are binary, so COPY works with them."""
     await connection.set_type_codec(
         "jsonb", schema="pg_catalog", encoder=encode_jsonb, decoder=decode_jsonb, format="binary"
     )
@@ -167,7 +167,7 @@ async def install_codecs(connection: Connection) -> None:
 
 
 def storable(text: str) -> str:
-    """The text as Postgres can hold it: U+0000 as U+2400, lone surrogates as U+FFFD."""
+    """The text with the characters that Postgres cannot store replaced: U+0000 by U+2400, lone surrogates by U+FFFD."""
     if text.isascii() and "\x00" not in text:
         return text
     text = text.replace("\x00", "\u2400")
@@ -179,7 +179,7 @@ def storable(text: str) -> str:
 
 
 def encode_text(text: str) -> bytes:
-    """UTF-8 of the storable form; raises TypeError for anything but str."""
+    """UTF-8 of the storable text; raises TypeError for anything but str."""
     if not isinstance(text, str):
         raise TypeError(f"expected str for a text column, got {type(text).__name__}")
     return storable(text).encode()
@@ -218,13 +218,13 @@ def encode_time(value: datetime) -> tuple[int]:
 
 
 def decode_time(encoded: tuple[int]) -> datetime:
-    """The moment, in UTC."""
+    """The time in UTC."""
     return POSTGRES_EPOCH + encoded[0] * MICROSECOND
 
 
 FOREIGN_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 
-# SQLSTATE or its two-character class → what it means for the caller; the longer prefix wins.
+# SQLSTATE or its two-character class → our error; the full code wins.
 SQLSTATES: dict[str, type[ServiceError]] = {
     "08": RetryableError,  # connection lost
     "25006": RetryableError,  # read-only: a standby during a failover
@@ -232,11 +232,11 @@ SQLSTATES: dict[str, type[ServiceError]] = {
     "25P04": RetryableError,  # in one transaction for too long
     "28": ConfigError,  # wrong user or password
     "3D": ConfigError,  # no such database
-    "3F": ConfigError,  # no such schema: not migrated
+    "3F": ConfigError,  # no such schema: not migrated yet
     "40": RetryableError,  # serialization failure, deadlock
     "42501": ConfigError,  # the role lacks a privilege
-    "42703": ConfigError,  # no such column: migrated for other code
-    "42P01": ConfigError,  # no such table: not migrated
+    "42703": ConfigError,  # no such column: the schema is of another version
+    "42P01": ConfigError,  # no such table: not migrated yet
     "53": RetryableError,  # out of connections, memory or disk
     "55P03": RetryableError,  # lock not available in time
     "57": RetryableError,  # shutting down, starting up, statement cancelled
@@ -245,8 +245,8 @@ SQLSTATES: dict[str, type[ServiceError]] = {
 HINTS = {
     "3F": "run `loraq migrate`",
     "42P01": "run `loraq migrate`",
-    "42703": "run `loraq migrate`, or bring code and schema to the same version",
-    "28": "check user and password in LORAQ_DATABASE_URL",
+    "42703": "run `loraq migrate`, or deploy the version that the schema belongs to",
+    "28": "check the user and password in LORAQ_DATABASE_URL",
     "3D": "create it, or check the name in LORAQ_DATABASE_URL",
 }
 
@@ -275,7 +275,7 @@ def _meaning(error: BaseException) -> tuple[type[ServiceError], str | None]:
 
 @contextmanager
 def translated(action: str) -> Iterator[None]:
-    """Turns foreign errors of the block into ours: "could not <action>: …"."""
+    """Translates FOREIGN_ERRORS raised in the block: "could not <action>: …"."""
     try:
         yield
     except FOREIGN_ERRORS as error:

@@ -1,1 +1,1 @@
-"""The life of any process: settings, logs, metrics, signals, health, watchdog. Knows no job, topic or table."""
+"""What every process needs: settings, logs, metrics, signals, health, watchdog. Knows no job, topic or table."""

@@ -1,4 +1,4 @@
-"""The life of a process: signals, background tasks, health and metrics over HTTP, and its exit status.
+"""The lifecycle of a process: signals, background tasks, health and metrics over HTTP, and the exit status.
 
     def worker() -> None:
         lifecycle.run("worker", settings, serve)
@@ -6,9 +6,10 @@
     async def serve(life: Lifecycle) -> None:
         async with open_pool(settings) as pool:
             life.background("consume", consume(pool, life.stop))
-            await life.until_stopped(grace_s=settings.drain_s)     # ready from here on; tasks end before the pool does
+            await life.until_stopped(grace_s=settings.drain_s)     # ready from here; tasks end before the pool closes
 
-The first SIGTERM or SIGINT sets `life.stop`; the second ends the process at once. Exit status: 0 stopped, 1 failed.
+The first SIGTERM or SIGINT sets `life.stop`; the second ends the process at once. The exit status is 0 if the process
+was stopped and 1 if it failed.
 """
 
 import asyncio
@@ -37,14 +38,14 @@ _log = telemetry.get_logger()
 
 
 class Health:
-    """Why the process is not ready, by name of the part that is not. A new one is `starting`."""
+    """Which parts of the process are not ready, and why. A new process is `starting`."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {"process": "starting"}
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Part to reason; empty when ready."""
+        """Reason by part; empty when ready."""
         return dict(self._reasons)
 
     @property
@@ -53,7 +54,7 @@ class Health:
         return "; ".join(f"{name}: {why}" for name, why in self._reasons.items()) or None
 
     def set(self, name: str, why_not: str | None) -> None:
-        """Say that part `name` is fine (None) or why it is not."""
+        """Mark part `name` as ready (None) or set the reason why it is not."""
         if why_not is None:
             self._reasons.pop(name, None)
         else:
@@ -61,11 +62,11 @@ class Health:
 
 
 class TaskDiedError(ServiceError):
-    """A background task ended though the process was not asked to stop."""
+    """A background task ended before the process was asked to stop."""
 
 
 class Lifecycle:
-    """What a process's `serve` gets: the stop event, its health and its background tasks."""
+    """Passed to a process's `serve`: the stop event, the health and the background tasks."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
@@ -75,9 +76,9 @@ class Lifecycle:
         self._endless: set[asyncio.Task[None]] = set()
 
     def background(self, name: str, work: Coroutine[Any, Any, None], *, endless: bool = False) -> asyncio.Task[None]:
-        """Run `work` until the process stops. If it raises, or returns before that, the process stops with status 1.
+        """Run `work` until the process stops. If it raises or returns earlier, the process stops with status 1.
 
-        `endless` work never looks at `stop`: it gets no grace.
+        `endless` work does not watch `stop`, so it is cancelled without a grace period.
         """
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
@@ -87,11 +88,11 @@ class Lifecycle:
         return task
 
     def started(self) -> None:
-        """Start-up is over: ready unless another part says otherwise. `until_stopped` calls it too."""
+        """Mark start-up as finished: the process is ready unless another part is not. `until_stopped` calls it too."""
         self.health.set("process", None)
 
     async def until_stopped(self, grace_s: float = 0.0) -> None:
-        """Wait for stop; then give background tasks `grace_s` seconds to end by themselves and cancel the rest.
+        """Wait for stop, give background tasks `grace_s` seconds to end on their own, then cancel the rest.
 
         Call it as the last line of `serve`, inside the resources that the tasks use.
         """
@@ -101,14 +102,14 @@ class Lifecycle:
         await self.end_tasks(grace_s)
 
     async def end_tasks(self, grace_s: float) -> None:
-        """Wait `grace_s` seconds for the background tasks, then cancel and await those that are left."""
+        """Wait up to `grace_s` seconds for the background tasks, then cancel the rest and await them."""
         await _cancel(self._endless)
         if self._tasks and grace_s > 0:
             await asyncio.wait(self._tasks, timeout=grace_s)
         await _cancel(self._tasks)
 
     def fail(self, reason: BaseException) -> None:
-        """Stop the process with exit status 1; the first reason counts."""
+        """Stop the process with exit status 1; only the first reason is kept."""
         self.failure = self.failure or reason
         self.stop.set()
 
@@ -119,7 +120,7 @@ class Lifecycle:
             return
         error = task.exception()
         if error is None and not self.stop.is_set():
-            error = TaskDiedError(f"The background task {task.get_name()} ended by itself.")
+            error = TaskDiedError(f"The background task {task.get_name()} ended before the process was stopped.")
         if error is not None:
             _log_error("Background task died", error, action="task_died", task=task.get_name())
             self.fail(error)
@@ -136,9 +137,9 @@ def run(process: str, settings: Settings, serve: Callable[[Lifecycle], Awaitable
     """Run one process from start to end. Returns on a clean stop; otherwise logs why and raises SystemExit(1)."""
     telemetry.configure(settings, process)
     if (unknown := unknown_variables(os.environ)) is not None:
-        _log.warning("Variables that are no settings", action="unknown_variables", reason=unknown)
+        _log.warning("Unknown settings in the environment", action="unknown_variables", reason=unknown)
     try:
-        failure = asyncio.run(_live(process, settings, serve))
+        failure = asyncio.run(_run(process, settings, serve))
     except Exception as error:
         hint = hint_without_stack(error)
         _log_error("Process failed", error, action="process_failed", **({"hint": hint} if hint else {}))
@@ -151,12 +152,10 @@ def run(process: str, settings: Settings, serve: Callable[[Lifecycle], Awaitable
     _log.info("Process stopped", action="process_stopped")
 
 
-async def _live(
-    process: str, settings: Settings, serve: Callable[[Lifecycle], Awaitable[None]]
-) -> BaseException | None:
+async def _run(process: str, settings: Settings, serve: Callable[[Lifecycle], Awaitable[None]]) -> BaseException | None:
     life = Lifecycle()
     _handle_signals(life)
-    async with LoopWatchdog(BLOCKED_AFTER_S, _end_blocked).watching(), serve_health(life, process, settings):
+    async with LoopWatchdog(BLOCKED_AFTER_S, _exit_blocked).watching(), serve_health(life, process, settings):
         serving = asyncio.create_task(_serving(serve, life), name="serve")
         try:
             await _supervise(life, serving, settings.drain_s)
@@ -171,7 +170,7 @@ async def _serving(serve: Callable[[Lifecycle], Awaitable[None]], life: Lifecycl
 
 
 async def _supervise(life: Lifecycle, serving: asyncio.Task[None], drain_s: float) -> None:
-    """Wait for `serve`. After a failure elsewhere it has `drain_s` seconds to end; after a signal it takes its own."""
+    """Wait for `serve`. After a failure in another task it gets `drain_s` seconds; after a signal it is not limited."""
     stopping = asyncio.create_task(life.stop.wait())
     both: set[asyncio.Task[Any]] = {serving, stopping}
     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -185,7 +184,7 @@ async def _supervise(life: Lifecycle, serving: asyncio.Task[None], drain_s: floa
 
 
 def _handle_signals(life: Lifecycle) -> None:
-    """Plain handlers rather than the loop's: the second signal must end a process whose loop is blocked."""
+    """Uses `signal.signal`, not the loop's handlers: the second signal must end a process whose loop is blocked."""
     loop = asyncio.get_running_loop()
     received = 0
 
@@ -206,7 +205,7 @@ def _handle_signals(life: Lifecycle) -> None:
 
 @asynccontextmanager
 async def serve_health(life: Lifecycle, process: str, settings: Settings) -> AsyncIterator[int]:
-    """Serve /healthz, /readyz and /metrics; yields the port. Raises ConfigError if the address cannot be taken."""
+    """Serve /healthz, /readyz and /metrics; yields the port. Raises ConfigError if it cannot listen on the address."""
     app = web.Application()
     app.add_routes(
         [
@@ -219,7 +218,7 @@ async def serve_health(life: Lifecycle, process: str, settings: Settings) -> Asy
     await runner.setup()
     try:
         port = await _listen(runner, settings)
-        _log.info("Health and metrics served", action="http_listening", host=settings.http_host, port=port)
+        _log.info("Serving health and metrics", action="http_listening", host=settings.http_host, port=port)
         yield port
     finally:
         await runner.cleanup()
@@ -247,7 +246,7 @@ def _write_port(path: Path, port: int) -> None:
 
 
 async def _healthz(life: Lifecycle, process: str, _request: web.Request) -> web.Response:
-    """A loop that does not turn does not answer either: the prober's timeout is the other half."""
+    """A blocked loop cannot answer at all; the prober's timeout covers that case."""
     failed = life.failure is not None
     return web.json_response(
         {"process": process, "status": "failed" if failed else "ok"}, status=503 if failed else 200
@@ -264,14 +263,14 @@ async def _metrics(_request: web.Request) -> web.Response:
     return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-def _end_blocked() -> NoReturn:
+def _exit_blocked() -> NoReturn:
     _log.critical("Event loop blocked; ending the process", action="loop_blocked", limit_s=BLOCKED_AFTER_S)
     faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
     os._exit(1)
 
 
 def _log_error(sentence: str, error: BaseException, *, action: str, **fields: str) -> None:
-    """One line for what we raise on purpose; the traceback as well for what nobody expected."""
+    """Logs one line for our own errors, and the traceback too for unexpected ones."""
     unexpected = not isinstance(error, ServiceError)
     reason = f"{type(error).__name__}: {error}" if unexpected else str(error)
     _log.error(sentence, action=action, reason=reason, exc_info=error if unexpected else None, **fields)

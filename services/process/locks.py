@@ -1,4 +1,4 @@
-"""Locks of files: held by a living process, and by no dead one, whatever its file says."""
+"""File locks (flock) that the kernel releases when their process dies."""
 
 import fcntl
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import IO
 
 
 def try_lock(path: Path) -> IO[str] | None:
-    """The locked file, to be held open; None while another process holds it."""
+    """The locked file, which the caller must keep open; None while another process holds the lock."""
     file = path.open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -17,7 +17,7 @@ def try_lock(path: Path) -> IO[str] | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process holds the file's lock; a file that is not there is not made."""
+    """Whether a living process holds the file's lock. Does not create the file."""
     if not path.exists():
         return False
     lock = try_lock(path)

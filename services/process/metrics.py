@@ -1,4 +1,4 @@
-"""Many observations of one metric at once: one by one they cost more than the work that they measure."""
+"""Batched observations of a histogram: one call per value would cost more than the work that it measures."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ from prometheus_client import Histogram
 
 
 def observe_all(histogram: Histogram, values: Sequence[float]) -> None:
-    """As `histogram.observe` of each value."""
+    """Equivalent to calling `histogram.observe` for each value."""
     if not values:
         return
-    buckets, bounds = histogram._buckets, histogram._upper_bounds  # noqa: SLF001  # the library takes one at a time
+    buckets, bounds = histogram._buckets, histogram._upper_bounds  # noqa: SLF001  # the library's own method takes one value per call
     ordered, below = sorted(values), 0
     for bucket, bound in zip(buckets, bounds, strict=True):
         up_to = bisect_right(ordered, bound, below)

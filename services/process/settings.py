@@ -25,19 +25,19 @@ MAX_BYTES = 1024**5
 STACK_ENV = Path(".loraq/stack.env")
 SUPERVISOR_LOCK = STACK_ENV.with_name("supervisor.lock")
 ENV_FILES = (STACK_ENV, Path(".env"))
-WHERE = ("LORAQ_DATABASE_URL", "LORAQ_KAFKA_BOOTSTRAP")
+ADDRESS_VARIABLES = ("LORAQ_DATABASE_URL", "LORAQ_KAFKA_BOOTSTRAP")
 LIST_EXAMPLES = {"lanes": '["standard", "batch"]', "webhook_retry_delays_s": "[5, 300, 1800]"}
 
-# PostgreSQL keeps a time-out as 32 bits of milliseconds, in which 0 is none, and transactions get twice the longest
-# statement. What polls or renews that often leaves room for nothing else.
+# Upper bound: PostgreSQL stores a timeout as 32 bits of milliseconds, and a transaction gets twice that of a statement.
+# Lower bound: 0 ms would mean no timeout, and shorter polling intervals would leave no time for other work.
 MIN_S, MAX_S = 0.01, 1_000_000.0
 Seconds = Annotated[float, Field(ge=MIN_S, le=MAX_S)]
-# Renewed three times as often, each time in a round trip or two.
+# A lease is renewed after a third of its time, in one or two round trips.
 Lease = Annotated[float, Field(ge=1.0, le=MAX_S)]
 
 
 def default_cache_dir() -> Path:
-    """Where converted models and staged adapters lie unless a setting says otherwise."""
+    """Default directory of converted models and staged adapters."""
     return Path.home() / ".cache" / "loraq"
 
 
@@ -52,12 +52,12 @@ class Settings(BaseSettings):
     topic_prefix: str = Field(
         "loraq", pattern=r"^[a-zA-Z0-9._-]{1,64}$", description="First part of every topic's name."
     )
-    partitions: int = Field(6, ge=1, le=1024, description="Partitions of each job topic, when topics are made.")
-    replication_factor: int = Field(1, ge=1, le=5, description="Replicas of each topic, when topics are made.")
+    partitions: int = Field(6, ge=1, le=1024, description="Partitions of each job topic, used when topics are created.")
+    replication_factor: int = Field(1, ge=1, le=5, description="Replicas of each topic, used when topics are created.")
 
     kafka_bootstrap: str = Field("127.0.0.1:9092", description="Brokers, host:port, separated by commas.")
     kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
-        "PLAINTEXT", description="How to talk to the brokers."
+        "PLAINTEXT", description="Security protocol of the broker connections."
     )
     kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
         "PLAIN", description="SASL mechanism."
@@ -74,7 +74,7 @@ class Settings(BaseSettings):
     )
 
     database_url: SecretStr = Field(
-        SecretStr("postgresql://loraq@127.0.0.1:5432/loraq"), description="Postgres, as a URL."
+        SecretStr("postgresql://loraq@127.0.0.1:5432/loraq"), description="URL of the Postgres database."
     )
     database_pool_size: int = Field(8, ge=1, le=100, description="Connections per process.")
     database_timeout_s: Seconds = Field(30.0, description="Longest wait for a connection or a statement, seconds.")
@@ -82,43 +82,44 @@ class Settings(BaseSettings):
     s3_endpoint: str | None = Field(None, description="Endpoint of an S3-compatible store; empty for AWS.")
     s3_bucket: str = Field("loraq", description="Bucket of pushed adapters and large outputs.")
     s3_region: str = Field("us-east-1", description="Region that requests are signed for.")
-    s3_access_key: str | None = Field(
-        None, description="Access key; without it the usual AWS credential chain is used."
-    )
+    s3_access_key: str | None = Field(None, description="Access key; if unset, the usual AWS credential chain applies.")
     s3_secret_key: SecretStr | None = Field(None, description="Secret key.")
-    s3_concurrency: int = Field(8, ge=1, le=64, description="S3 transfers at once.")
+    s3_concurrency: int = Field(8, ge=1, le=64, description="Concurrent S3 transfers.")
     s3_timeout_s: Seconds = Field(
-        30.0, description="Longest silence of the store before a request is retried, seconds."
+        30.0, description="Time without a response from the store after which a request is retried, seconds."
     )
 
     base_model: Path | None = Field(None, description="Hugging Face directory of the base model.")
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="Where the engine runs.")
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="Device that the engine runs on.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="Type of weights and activations.")
     max_batch_size: int = Field(32, ge=1, le=1024, description="Sequences in one engine step.")
     max_batch_tokens: int = Field(
-        2048, ge=1, le=1_048_576, description="Tokens in one engine step; no less than LORAQ_MAX_BATCH_SIZE."
+        2048, ge=1, le=1_048_576, description="Tokens in one engine step; at least LORAQ_MAX_BATCH_SIZE."
     )
     pool_bytes: int = Field(
         1 * GIB,
         ge=16 * MIB,
         le=MAX_BYTES,
-        description="Memory of the engine's pages, which KV and adapters share, bytes.",
+        description="Memory of the engine's page pool, shared by KV and adapters, bytes.",
     )
     host_bytes: int = Field(
         2 * GIB,
         ge=16 * MIB,
         le=MAX_BYTES,
-        description="Page-locked memory in which adapters lie ready for a CUDA device, bytes.",
+        description="Page-locked host memory that keeps adapters ready for a CUDA device, bytes.",
     )
-    graphs: bool = Field(True, description="Record decode steps on a CUDA device and play them again.")
+    graphs: bool = Field(True, description="Capture decode steps on a CUDA device as graphs and replay them.")
     batch_invariant: bool = Field(
-        False, description="On a CUDA device, too, give a request the same tokens in every batch; it costs speed."
+        False, description="Give a request the same tokens in every batch on a CUDA device too; this costs speed."
     )
     lora_stream: bool = Field(
-        False, description="On a CUDA device, compute part of the adapters' products beside the base model's."
+        False,
+        description="On a CUDA device, compute part of the adapters' products in parallel with the base model's.",
     )
-    engine_threads: int = Field(0, ge=0, le=256, description="CPU threads of the engine; 0 is one per core.")
-    engine_start_timeout_s: Seconds = Field(300.0, description="Longest start of the engine process, seconds.")
+    engine_threads: int = Field(0, ge=0, le=256, description="CPU threads of the engine; 0 means one per core.")
+    engine_start_timeout_s: Seconds = Field(
+        300.0, description="Time limit for the start of the engine process, seconds."
+    )
 
     cache_dir: Path = Field(
         default_factory=default_cache_dir, description="Directory of staged adapters and converted models."
@@ -129,78 +130,90 @@ class Settings(BaseSettings):
     host_cache_bytes: int = Field(
         2 * GIB, ge=16 * MIB, le=MAX_BYTES, description="Budget of adapters in host memory, bytes."
     )
-    adapter_load_timeout_s: Seconds = Field(60.0, description="Longest wait of a job for its adapter, seconds.")
+    adapter_load_timeout_s: Seconds = Field(60.0, description="Longest time that a job waits for its adapter, seconds.")
     max_adapter_bytes: int = Field(2 * GIB, ge=1, le=MAX_BYTES, description="Largest adapter that is admitted, bytes.")
 
-    worker_id: str | None = Field(None, description="Name of this worker; host name and process id unless given.")
+    worker_id: str | None = Field(None, description="Name of this worker; by default host name and process id.")
     lanes: tuple[Lane, ...] = Field(
         tuple(Lane), min_length=1, description="Lanes that this worker serves, as a JSON list."
     )
-    max_backlog_jobs: int = Field(512, ge=1, description="Jobs held in memory; past it partitions are paused.")
+    max_backlog_jobs: int = Field(512, ge=1, description="Jobs in memory at which the worker pauses its partitions.")
     max_attempts: int = Field(3, ge=1, le=100, description="Engine attempts before a job fails.")
-    lease_s: Lease = Field(15.0, description="Seconds that a taken job belongs to its worker without renewal.")
-    default_timeout_s: Seconds = Field(600.0, description="Running time of a job that names none, seconds.")
-    drain_s: Seconds = Field(20.0, description="Grace for running jobs after SIGTERM, seconds.")
+    lease_s: Lease = Field(15.0, description="Seconds that a claimed job belongs to its worker without renewal.")
+    default_timeout_s: Seconds = Field(600.0, description="Time limit of a job that sets no timeout_ms, seconds.")
+    drain_s: Seconds = Field(20.0, description="Grace period for running jobs after SIGTERM, seconds.")
     park_after_s: float = Field(
         5.0,
         gt=0,
         le=3600,
-        description="Wait in memory for an adapter's load or another worker's lease before a job is parked, seconds.",
+        description="Wait in memory for an adapter or another worker's lease before a job is parked, seconds.",
     )
     retry_delay_s: float = Field(
-        1.0, ge=0, le=60, description="Wait before a job's second attempt, doubled for each further one, seconds."
+        1.0, ge=0, le=60, description="Delay before a job's second attempt, doubled for each further one, seconds."
     )
     cancellation_retention_days: int = Field(
-        14, ge=1, le=365, description="Days that a cancellation is remembered for a job not yet seen."
+        14, ge=1, le=365, description="Days that a cancellation is stored for a job that no worker has read yet."
     )
     revoke_drain_s: float = Field(
-        2.0, ge=0, le=30, description="Wait for running jobs before partitions may go to another worker, seconds."
+        2.0,
+        ge=0,
+        le=30,
+        description="Time that running jobs get to finish before their partitions move to another worker, seconds.",
     )
     progress_timeout_s: float = Field(
-        120.0, ge=5, le=3600, description="Standstill with work to do after which a worker ends itself, seconds."
+        120.0, ge=5, le=3600, description="Time without progress, with work to do, after which a worker exits, seconds."
     )
     max_result_bytes: int = Field(1 * MIB, ge=1024, le=MAX_BYTES, description="Largest output text, bytes of UTF-8.")
     require_signed_jobs: bool = Field(False, description="Refuse records without a valid loraq-signature header.")
     breaker_min_jobs: int = Field(
-        40, ge=0, le=100_000, description="Jobs in the window from which the breaker judges; 0 switches it off."
+        40, ge=0, le=100_000, description="Jobs in the window that the breaker needs to open; 0 switches it off."
     )
     breaker_ratio: float = Field(
-        0.8, gt=0.5, le=1.0, description="Share of failed and put aside jobs at which the breaker stops consumption."
+        0.8,
+        gt=0.5,
+        le=1.0,
+        description="Share of failed and dead-lettered jobs at which the breaker stops consumption.",
     )
     breaker_min_tenants: int = Field(
-        2, ge=1, le=1000, description="No tenant counts for more than this part of LORAQ_BREAKER_MIN_JOBS."
+        2, ge=1, le=1000, description="A tenant counts for at most LORAQ_BREAKER_MIN_JOBS divided by this number."
     )
-    breaker_window_s: Seconds = Field(60.0, description="Seconds that the breaker looks back.")
+    breaker_window_s: Seconds = Field(60.0, description="Length of the breaker's window, seconds.")
     breaker_probe_s: Seconds = Field(
-        30.0, description="Seconds until a breaker that opened probes with a few jobs; doubled while probes fail."
+        30.0, description="Seconds until an open breaker probes with a few jobs; doubled while probes fail."
     )
-    producer_key: SecretStr | None = Field(None, description="A tenant's producer key: signs the jobs it submits.")
+    producer_key: SecretStr | None = Field(
+        None, description="A tenant's producer key, which signs the jobs that it submits."
+    )
 
-    secret_key: SecretStr | None = Field(None, description="32 bytes, base64: encrypts tenants' secrets at rest.")
+    secret_key: SecretStr | None = Field(None, description="32 bytes, base64; encrypts tenants' secrets at rest.")
     webhook_allow_networks: tuple[str, ...] = Field(
-        (), description="Networks (CIDR) that webhooks may reach though they are inside, JSON list."
+        (), description="Internal networks (CIDR) that webhooks may reach, JSON list."
     )
-    webhook_timeout_s: Seconds = Field(15.0, description="Longest answer of a webhook's receiver, seconds.")
+    webhook_timeout_s: Seconds = Field(
+        15.0, description="Time limit for the response of a webhook's receiver, seconds."
+    )
     webhook_concurrency: int = Field(64, ge=1, le=4096, description="Webhooks in flight per dispatcher.")
-    webhook_max_attempts: int = Field(8, ge=1, le=50, description="Attempts before a webhook is given up.")
+    webhook_max_attempts: int = Field(8, ge=1, le=50, description="Attempts before a webhook fails.")
     webhook_per_host: int = Field(8, ge=1, le=1024, description="Webhooks in flight to one host and port.")
     webhook_retry_delays_s: Annotated[tuple[Seconds, ...], Field(min_length=1)] = Field(
         (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400),
         description="Delays after the first, second, ... attempt, seconds, JSON list; the last repeats.",
     )
-    webhook_ttl_s: Seconds = Field(259_200, description="Age of a webhook at which it is given up, seconds.")
-    poll_interval_s: Seconds = Field(1.0, description="Polling fallback of dispatcher and registrar, seconds.")
+    webhook_ttl_s: Seconds = Field(259_200, description="Age at which a webhook fails, seconds.")
+    poll_interval_s: Seconds = Field(
+        1.0, description="Polling interval of dispatcher and registrar when no notification arrives, seconds."
+    )
     outbox_retention_days: int = Field(7, ge=1, le=365, description="Days that finished outbox rows are kept.")
 
     http_host: str = Field("127.0.0.1", description="Address of /healthz, /readyz and /metrics.")
     http_port: int = Field(
-        0, ge=0, le=65535, description="Port of /healthz, /readyz and /metrics; 0 takes a free one and logs it."
+        0, ge=0, le=65535, description="Port of /healthz, /readyz and /metrics; 0 picks a free one and logs it."
     )
-    http_port_file: Path | None = Field(None, description="File that the port in use is written to, for supervisors.")
-    log_format: Literal["console", "json"] = Field("console", description="How log lines look.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+    http_port_file: Path | None = Field(None, description="File to which the process writes its port, for supervisors.")
+    log_format: Literal["console", "json"] = Field("console", description="Format of log lines.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
     otlp_endpoint: str | None = Field(
-        None, description="OTLP/HTTP collector, for instance http://127.0.0.1:4318; off when empty."
+        None, description="OTLP/HTTP collector, for example http://127.0.0.1:4318; if empty, spans are not exported."
     )
 
     @field_validator("base_model")
@@ -210,7 +223,7 @@ class Settings(BaseSettings):
             if path is not None and not (path / "config.json").is_file():
                 raise ValueError(f"{path} is not a Hugging Face model directory: it has no config.json")
         except OSError as error:
-            raise ValueError(f"it cannot be looked at: {error.strerror}") from error
+            raise ValueError(f"the directory cannot be read: {error.strerror}") from error
         return path
 
     @field_validator("kafka_bootstrap")
@@ -237,8 +250,8 @@ class Settings(BaseSettings):
     def _is_database_url(cls, url: SecretStr) -> SecretStr:
         if not is_database_url(url.get_secret_value()):
             raise ValueError(
-                "it is no address of Postgres; write it like postgresql://user:password@host:5432/name, with a port"
-                " from 1 to 65535 and / ? # @ : [ ] of a password as %2F and so on"
+                "it is not a Postgres URL; write it as postgresql://user:password@host:5432/name, with a port"
+                " from 1 to 65535, and percent-encode / ? # @ : [ ] in the password"
             )
         return url
 
@@ -246,7 +259,7 @@ class Settings(BaseSettings):
     @classmethod
     def _is_http_url(cls, url: str | None) -> str | None:
         if url is not None and not is_http_url(url):
-            raise ValueError("it is no URL; write it like http://host:port, with a port from 1 to 65535")
+            raise ValueError("it is not a URL; write it as http://host:port, with a port from 1 to 65535")
         return url
 
     @field_validator("webhook_allow_networks")
@@ -263,7 +276,7 @@ class Settings(BaseSettings):
     @classmethod
     def _is_host(cls, host: str) -> str:
         if not is_host(host):
-            raise ValueError("it is neither an address nor a name that a host can have")
+            raise ValueError("it is neither an IP address nor a valid host name")
         return host
 
     def jobs_topic(self, lane: Lane) -> str:
@@ -272,7 +285,7 @@ class Settings(BaseSettings):
 
     @cached_property
     def dead_topic(self) -> str:
-        """Topic of records that no job can be made of."""
+        """Topic of records that are not valid jobs."""
         return f"{self.topic_prefix}.{self.pool}.jobs.dead"
 
     @cached_property
@@ -292,19 +305,19 @@ class Settings(BaseSettings):
 
 
 def load_settings(**overrides: object) -> Settings:
-    """Read the settings; raises ConfigError naming the first bad one, or the env file that cannot be read."""
+    """Read the settings; raises ConfigError that names the first bad one, or the env file that cannot be read."""
     try:
         return Settings(**overrides)  # type: ignore[arg-type]  # pydantic checks the values
     except ValidationError as error:
         first = error.errors()[0]
-        field = str(first["loc"][0])  # further parts lead to one item of a list
+        field = str(first["loc"][0])  # further parts are positions in a list
         is_secret = SecretStr in (kind := Settings.model_fields[field].annotation, *get_args(kind))
         got = "" if is_secret else f" (got {shown(first['input'])})"
         raise ConfigError(f"LORAQ_{field.upper()}: {first['msg'].removeprefix('Value error, ')}{got}") from error
-    except SettingsError as error:  # a list that is not JSON; only the library's sentence names the field
+    except SettingsError as error:  # a list that is not JSON; the field is named only in the library's message
         field = next(name for name in Settings.model_fields if f'"{name}"' in str(error))
         example = LIST_EXAMPLES.get(field, '["10.0.0.0/8"]')
-        raise ConfigError(f"LORAQ_{field.upper()}: it is no JSON list; write it like {example}") from error
+        raise ConfigError(f"LORAQ_{field.upper()}: it is not a JSON list; write it as {example}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(error) from error
 
@@ -324,11 +337,13 @@ def _unreadable(error: OSError | UnicodeDecodeError) -> ConfigError:
 
 
 def hint_without_stack(error: Exception) -> str | None:
-    """What to do where nothing says how to reach the servers, or a stack that is down does; None otherwise."""
-    if not isinstance(error, RetryableError | MissingSettingError) or any(name in os.environ for name in WHERE):
+    """A hint to run `loraq up` if no setting names the servers, or if the stack that they name is down; else None."""
+    if not isinstance(error, RetryableError | MissingSettingError) or any(
+        name in os.environ for name in ADDRESS_VARIABLES
+    ):
         return None
     if STACK_ENV.is_file() and isinstance(error, RetryableError) and not is_locked(SUPERVISOR_LOCK):
-        return f"the settings came from {STACK_ENV}, and its stack is not running: run `loraq up`"
+        return f"the settings come from {STACK_ENV}, whose stack is not running: run `loraq up`"
     if any(path.is_file() for path in ENV_FILES):
         return None
-    return f"there is no {STACK_ENV} in {Path.cwd()}: run `loraq up` here, or go where it was run"
+    return f"there is no {STACK_ENV} in {Path.cwd()}: run `loraq up` here, or change to the directory where you ran it"

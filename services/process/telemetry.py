@@ -1,7 +1,7 @@
 """Logs, traces and metrics, and every name that appears in them.
 
 Span, attribute and metric names follow the OpenTelemetry conventions for messaging and generative AI where those
-define one; the rest begin with `loraq`. Another name is added here, never spelled out elsewhere.
+define one; the rest begin with `loraq`. Add new names here; other modules never spell them out.
 """
 
 import logging
@@ -89,58 +89,66 @@ OUTCOME = "loraq.outcome"
 _FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _SLOW_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
-MESSAGES_CONSUMED = Counter("messaging_client_consumed_messages", "Records taken from the broker.", ["lane"])
+MESSAGES_CONSUMED = Counter("messaging_client_consumed_messages", "Records consumed from the broker.", ["lane"])
 PROCESS_SECONDS = Histogram(
-    "messaging_process_duration_seconds", "From a record's arrival to its terminal row.", ["lane"], buckets=_SLOW_S
+    "messaging_process_duration_seconds", "Time from a record's arrival to its terminal row.", ["lane"], buckets=_SLOW_S
 )
 MESSAGES_SENT = Counter("messaging_client_sent_messages", "Records acknowledged by the broker.", ["destination"])
 REQUEST_SECONDS = Histogram(
-    "gen_ai_server_request_duration_seconds", "One generation, waiting excluded.", buckets=_SLOW_S
+    "gen_ai_server_request_duration_seconds", "Time of one generation, excluding waiting.", buckets=_SLOW_S
 )
 FIRST_TOKEN_SECONDS = Histogram(
-    "gen_ai_server_time_to_first_token_seconds", "From an attempt's start to its first token.", buckets=_SLOW_S
+    "gen_ai_server_time_to_first_token_seconds", "Time from an attempt's start to its first token.", buckets=_SLOW_S
 )
 OUTPUT_TOKEN_SECONDS = Histogram(
-    "gen_ai_server_time_per_output_token_seconds", "Per generated token after the first.", buckets=_FAST_S
+    "gen_ai_server_time_per_output_token_seconds", "Time per generated token after the first.", buckets=_FAST_S
 )
 TOKENS = Counter("loraq_tokens", "Tokens: prompt, cached, completion or wasted.", ["kind"])
 
 JOBS_FINISHED = Counter("loraq_jobs_finished", "Jobs that reached a terminal state.", ["lane", "state", "error_code"])
 JOBS_DUPLICATE = Counter("loraq_jobs_duplicate", "Deliveries of a job that was already known.", ["lane"])
 JOBS_REQUEUED = Counter("loraq_jobs_requeued", "Jobs that went back to the backlog.", ["reason"])
-JOBS_PARKED = Counter("loraq_jobs_parked", "Jobs put aside in the database: adapter, retry or lease.", ["reason"])
-JOBS_UNPARKED = Counter("loraq_jobs_unparked", "Parked jobs that were taken up.")
+JOBS_PARKED = Counter("loraq_jobs_parked", "Jobs parked in the database: adapter, retry or lease.", ["reason"])
+JOBS_UNPARKED = Counter("loraq_jobs_unparked", "Parked jobs that a worker claimed again.")
 STALE_WRITES = Counter("loraq_stale_writes", "Attempts discarded because a newer fence exists.")
 RECORDS_DEAD = Counter("loraq_records_dead", "Records sent to the dead-letter topic.", ["reason"])
 BREAKER_STATE = Gauge("loraq_breaker_state", "Dead-letter breaker: 0 closed, 1 probing, 2 open.")
-CONTROL_REFUSED = Counter("loraq_control_refused", "Control records that ask for nothing or may not ask.")
+CONTROL_REFUSED = Counter("loraq_control_refused", "Control records that were malformed or not authorised.")
 BACKLOG_JOBS = Gauge("loraq_backlog_jobs", "Jobs in memory that wait for the engine.")
-RUNNING_JOBS = Gauge("loraq_running_jobs", "Jobs that the engine works on.")
+RUNNING_JOBS = Gauge("loraq_running_jobs", "Jobs that the engine is running.")
 PARTITIONS_PAUSED = Gauge("loraq_partitions_paused", "Partitions paused by back-pressure.")
-PARTITIONS_ASSIGNED = Gauge("loraq_partitions_assigned", "Partitions that belong to this worker.")
+PARTITIONS_ASSIGNED = Gauge("loraq_partitions_assigned", "Partitions assigned to this worker.")
 CONSUMER_LAG = Gauge("loraq_consumer_lag", "Records between the committed offset and the end.", ["topic", "partition"])
 OFFSETS_OUT_OF_RANGE = Counter("loraq_offsets_out_of_range", "Partitions whose committed offset no longer exists.")
 REBALANCES = Counter("loraq_rebalances", "Assignments received from the group.")
-QUEUE_SECONDS = Histogram("loraq_queue_seconds", "Waiting in the backlog.", ["lane"], buckets=_SLOW_S)
-COMPLETION_SECONDS = Histogram("loraq_completion_seconds", "The transaction of a finished batch.", buckets=_FAST_S)
-ENGINE_RESTARTS = Counter("loraq_engine_restarts", "Engine processes that had to be replaced.")
-ENGINE_STEP_SECONDS = Histogram("loraq_engine_step_seconds", "One engine step.", buckets=_FAST_S)
+QUEUE_SECONDS = Histogram("loraq_queue_seconds", "Time in the backlog.", ["lane"], buckets=_SLOW_S)
+COMPLETION_SECONDS = Histogram(
+    "loraq_completion_seconds", "Time of the transaction that completes a batch.", buckets=_FAST_S
+)
+ENGINE_RESTARTS = Counter("loraq_engine_restarts", "Engine processes that were replaced.")
+ENGINE_STEP_SECONDS = Histogram("loraq_engine_step_seconds", "Time of one engine step.", buckets=_FAST_S)
 
 ADAPTER_FETCHES = Counter("loraq_adapter_fetches", "Adapter downloads: fetched, failed or hit.", ["outcome"])
-ADAPTER_FETCH_SECONDS = Histogram("loraq_adapter_fetch_seconds", "Download and verification.", buckets=_SLOW_S)
-ADAPTER_LOAD_SECONDS = Histogram("loraq_adapter_load_seconds", "Loading into the engine.", buckets=_SLOW_S)
+ADAPTER_FETCH_SECONDS = Histogram(
+    "loraq_adapter_fetch_seconds", "Time to download and verify an adapter.", buckets=_SLOW_S
+)
+ADAPTER_LOAD_SECONDS = Histogram(
+    "loraq_adapter_load_seconds", "Time to load an adapter into the engine.", buckets=_SLOW_S
+)
 ADAPTER_EVICTIONS = Counter("loraq_adapter_evictions", "Adapters evicted from a tier: disk or host.", ["tier"])
 ADAPTER_BYTES = Gauge("loraq_adapter_bytes", "Bytes of adapters in a tier: disk or host.", ["tier"])
-ADAPTERS_ADMITTED = Counter("loraq_adapters_admitted", "Verdicts of the registrar.", ["status"])
+ADAPTERS_ADMITTED = Counter(
+    "loraq_adapters_admitted", "Adapter versions that the registrar admitted or rejected.", ["status"]
+)
 
 WEBHOOK_ATTEMPTS = Counter(
     "loraq_webhook_attempts", "Webhook attempts: delivered, retrying, failed or blocked.", ["outcome"]
 )
-WEBHOOK_SECONDS = Histogram("loraq_webhook_seconds", "One webhook attempt.", buckets=_SLOW_S)
-WEBHOOKS_IN_FLIGHT = Gauge("loraq_webhooks_in_flight", "Webhook attempts under way.")
-OUTBOX_PENDING = Gauge("loraq_outbox_pending", "Outbox rows not yet done.", ["kind"])
+WEBHOOK_SECONDS = Histogram("loraq_webhook_seconds", "Time of one webhook attempt.", buckets=_SLOW_S)
+WEBHOOKS_IN_FLIGHT = Gauge("loraq_webhooks_in_flight", "Webhook attempts in progress.")
+OUTBOX_PENDING = Gauge("loraq_outbox_pending", "Unfinished outbox rows.", ["kind"])
 OUTBOX_OLDEST_SECONDS = Gauge("loraq_outbox_oldest_seconds", "Age of the oldest due outbox row.", ["kind"])
-ALARMS = Counter("loraq_alarms", "Conditions that a person must look at.", ["action"])
+ALARMS = Counter("loraq_alarms", "Conditions that need an operator.", ["action"])
 RENAMED_ALARMS = {"topic_recreated": "topic_made_anew"}
 """Former `action` label of each alarm renamed in this version; removed in the next one."""
 
@@ -148,13 +156,13 @@ _propagator = TraceContextTextMapPropagator()
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to whatever `sys.stderr` is now, so that a test's capture or a redirect is honoured."""
+    """Writes to the current `sys.stderr`, so that a redirect or a test's capture works."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
     @property
-    def stream(self) -> TextIO:  # type: ignore[override]  # the base class stores it; here it is looked up
+    def stream(self) -> TextIO:  # type: ignore[override]  # an attribute in the base class
         return sys.stderr
 
 
@@ -162,7 +170,7 @@ def configure(settings: Settings, process: str) -> None:
     """Set up logs on stderr and, if `settings.otlp_endpoint` is set, the export of spans."""
     _configure_logs(settings.log_format, settings.log_level, process)
     if settings.otlp_endpoint:
-        # Imported here: its protobuf and HTTP client cost every command a tenth of a second, and few export.
+        # Imported here because its protobuf and HTTP client would cost every command a tenth of a second.
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         exporter = OTLPSpanExporter(endpoint=settings.otlp_endpoint.rstrip("/") + "/v1/traces")
@@ -170,7 +178,7 @@ def configure(settings: Settings, process: str) -> None:
 
 
 def trace_to(processor: SpanProcessor, process: str = "test") -> None:
-    """Record spans from now on and hand each to `processor`; without a call spans only propagate `traceparent`."""
+    """Record spans from now on and pass each to `processor`. Without this call, spans only propagate `traceparent`."""
     provider = trace.get_tracer_provider()
     if not isinstance(provider, TracerProvider):
         instance = f"{socket.gethostname()}-{os.getpid()}"
@@ -183,7 +191,7 @@ def trace_to(processor: SpanProcessor, process: str = "test") -> None:
 
 
 def flush(timeout_s: float = 5.0) -> None:
-    """Export what is still buffered; called at the end of a process."""
+    """Export the buffered spans; called at the end of a process."""
     provider = trace.get_tracer_provider()
     if isinstance(provider, TracerProvider):
         provider.force_flush(int(timeout_s * 1000))
@@ -195,12 +203,12 @@ def tracer() -> trace.Tracer:
 
 
 def recording() -> bool:
-    """Whether anyone takes spans; without that they need not be made, only `traceparent` passed on."""
+    """Whether spans are exported; if not, processes only propagate `traceparent`."""
     return isinstance(trace.get_tracer_provider(), TracerProvider)
 
 
-def passed_on(traceparent: str | None) -> str | None:
-    """The sender's `traceparent` as it goes on where no span is recorded; None if absent or malformed."""
+def propagated(traceparent: str | None) -> str | None:
+    """The sender's `traceparent` for propagation where no span is recorded; None if absent or malformed."""
     if traceparent is None:
         return None
     carrier: dict[str, str] = {}
@@ -216,15 +224,15 @@ def current_traceparent() -> str | None:
 
 
 def context_from(traceparent: str | None) -> otel_context.Context:
-    """A context whose parent is the sender's span; without a parent if `traceparent` is absent or malformed."""
+    """A context whose parent is the sender's span, or none if `traceparent` is absent or malformed."""
     carrier = {TRACEPARENT_HEADER: traceparent} if traceparent else {}
     return _propagator.extract(carrier, otel_context.Context())
 
 
 def get_logger(**fields: Any) -> structlog.typing.FilteringBoundLogger:
-    """A logger. A line is a constant sentence plus fields, `action` among them.
+    """A logger. A line is a constant sentence plus fields, including `action`.
 
-    Before `configure` (commands, tests) warnings and worse go to stderr: stdout belongs to a command's output.
+    Before `configure` (in commands and tests), warnings and errors go to stderr; stdout is for a command's output.
     """
     if not structlog.is_configured():
         _configure_logs("console", "warning", None)
@@ -232,7 +240,7 @@ def get_logger(**fields: Any) -> structlog.typing.FilteringBoundLogger:
 
 
 def alarm(logger: structlog.typing.FilteringBoundLogger, sentence: str, *, action: str, **fields: Any) -> None:
-    """Log an error that a person must look at and count it in `loraq_alarms_total{action=…}`.
+    """Log an error that needs an operator and count it in `loraq_alarms_total{action=…}`.
 
     A renamed alarm is also counted under its former label, so that existing alert rules still fire.
     """
@@ -265,7 +273,7 @@ def _configure_logs(log_format: str, log_level: str, process: str | None) -> Non
 
 
 def _adopt_library_logs(shared: list[Processor], rendering: list[Processor], level: int) -> None:
-    """Give the lines of aiokafka, aiohttp and others the same form and the same stream."""
+    """Send the log lines of aiokafka, aiohttp and others to the same stream in the same format."""
     handler = _StderrHandler()
     handler.setLevel(level)
     remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta

@@ -1,4 +1,4 @@
-"""Notices what no longer moves: the event loop, from a thread beside it, and any part of a process that has work."""
+"""Detects a blocked event loop, from a separate thread, and parts of a process that have work but make no progress."""
 
 import asyncio
 import threading
@@ -9,38 +9,39 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the process as it is now; `moved` is anything that differs once it did some of its work."""
+    """The current state of one part of the process; `progress` is any value that changes when it does some work."""
 
     has_work: bool
-    moved: Hashable
+    progress: Hashable
 
 
 class ProgressWatch:
-    """Which parts have had work for `limit_s` seconds on end without moving. Pure: `now` is monotonic seconds."""
+    """Finds parts that have had work for `limit_s` seconds without progress. Pure: `now` is monotonic seconds."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._still: dict[str, tuple[Hashable, float]] = {}
+        self._unchanged: dict[str, tuple[Hashable, float]] = {}
 
     def stuck(self, parts: Mapping[str, Part], now: float) -> list[str]:
-        """Look at all parts; returns the names of those that are stuck."""
-        working = {name: part.moved for name, part in parts.items() if part.has_work}
-        self._still = {name: self._since(name, moved, now) for name, moved in working.items()}
-        return sorted(name for name, (_, since) in self._still.items() if now - since >= self._limit_s)
+        """Check all parts; returns the names of those that are stuck."""
+        working = {name: part.progress for name, part in parts.items() if part.has_work}
+        self._unchanged = {name: self._since(name, progress, now) for name, progress in working.items()}
+        return sorted(name for name, (_, since) in self._unchanged.items() if now - since >= self._limit_s)
 
-    def _since(self, name: str, moved: Hashable, now: float) -> tuple[Hashable, float]:
-        known = self._still.get(name)
-        return known if known is not None and known[0] == moved else (moved, now)
+    def _since(self, name: str, progress: Hashable, now: float) -> tuple[Hashable, float]:
+        known = self._unchanged.get(name)
+        return known if known is not None and known[0] == progress else (progress, now)
 
-    def excuse(self) -> None:
-        """What kept everything still was no part's fault: begin anew."""
-        self._still.clear()
+    def reset(self) -> None:
+        """Start over, because something outside the process prevented progress."""
+        self._unchanged.clear()
 
 
 class LoopWatchdog:
-    """Calls `on_blocked`, once and from its thread, when the running loop does not turn for `limit_s` seconds.
+    """Calls `on_blocked`, once and from its thread, when the running loop has been blocked for `limit_s` seconds.
 
-    It counts its own ticks without a beat, not time, so that a process that was suspended as a whole is spared.
+    It counts its own ticks without a beat instead of time, so a process that was suspended as a whole does not count as
+    blocked.
     """
 
     TICKS = 10
@@ -53,7 +54,7 @@ class LoopWatchdog:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Watch the running loop."""
+        """Watch the running loop during the block."""
         beating = asyncio.create_task(self._beat(), name="loop beat")
         thread = threading.Thread(target=self._watch, name="loop watchdog", daemon=True)
         thread.start()

@@ -1,1 +1,1 @@
-"""The registrar process: gives every pushed adapter its verdict. Loads no weights and runs no job."""
+"""The registrar process: admits or rejects every pushed adapter. Loads no weights and runs no job."""

@@ -1,4 +1,4 @@
-"""When to look again at an adapter whose files could not be fetched. Pure: `now` is an argument, in seconds."""
+"""When to retry an adapter whose files could not be fetched. Pure: `now` is an argument, in seconds."""
 
 from dataclasses import dataclass, field
 
@@ -8,19 +8,19 @@ LONGEST_DELAY_S = 60.0
 
 @dataclass
 class Backoff:
-    """Delays that double per key, up to a minute."""
+    """Per key, a delay that doubles with each failure up to a minute."""
 
     _delays_s: dict[str, float] = field(default_factory=dict)
     _due_at: dict[str, float] = field(default_factory=dict)
 
     def failed(self, key: str, now: float) -> float:
-        """Note a failure; returns the seconds until the key is due again."""
+        """Record a failure; returns the seconds until the key is due again."""
         delay_s = min(2 * self._delays_s[key], LONGEST_DELAY_S) if key in self._delays_s else FIRST_DELAY_S
         self._delays_s[key], self._due_at[key] = delay_s, now + delay_s
         return delay_s
 
     def settled(self, key: str) -> None:
-        """Forget a key: it has its verdict."""
+        """Forget a key whose adapter was admitted or rejected."""
         self._delays_s.pop(key, None)
         self._due_at.pop(key, None)
 

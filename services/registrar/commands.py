@@ -7,7 +7,7 @@ from services.process.settings import load_settings
 
 @click.command()
 def registrar() -> None:
-    """Admit pushed adapters; one process, any number of them."""
+    """Admit pushed adapters. Several processes share the work."""
     from services.process import lifecycle
     from services.registrar.registrar import serve
 

@@ -1,7 +1,7 @@
-"""The registrar: gives every pending adapter its verdict, and makes the partitions of the days ahead.
+"""The registrar: admits or rejects every pending adapter, and creates the partitions of the coming days.
 
-Each lane claims one pending row (`for no key update skip locked`) and holds that lock for as long as it looks at the
-adapter, so that several registrars share the work and one that dies gives its claims back.
+Each task claims one pending row (`for no key update skip locked`) and keeps the row lock while it checks the adapter.
+So several registrars share the work, and the claims of one that dies are released.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from services.registrar.backoff import Backoff
 from services.s3.store import open_store
 
 CHANNEL = "loraq_adapters"
-LANES = 3
+NUM_TASKS = 3
 MAINTENANCE_PERIOD_S = 3600.0
 MAINTENANCE_RETRY_S = 60.0
 DAYS_AHEAD = 7
@@ -41,7 +41,7 @@ update loraq.adapters set status = $4, status_reason = $5, base_model = coalesce
 where tenant = $1 and name = $2 and version = $3
 """
 DELAY = "update loraq.adapters set status_reason = $4 where tenant = $1 and name = $2 and version = $3"
-LOCK_MAINTENANCE = "select pg_advisory_xact_lock(7236111902)"  # two registrars must not make one partition twice
+LOCK_MAINTENANCE = "select pg_advisory_xact_lock(7236111902)"  # two registrars must not create a partition twice
 ENSURE_PARTITIONS = "select loraq.ensure_partitions($1)"
 
 log = telemetry.get_logger()
@@ -57,14 +57,14 @@ class Ready:
 
 @dataclass(frozen=True)
 class Rejected:
-    """It can never be served as it is."""
+    """The adapter can never be served as it is."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Delayed:
-    """Its files could not be fetched now; it stays pending."""
+    """The adapter's files could not be fetched now; it stays pending."""
 
     reason: str
 
@@ -81,14 +81,14 @@ class Registrar:
         self._base = base
         self._poll_interval_s = poll_interval_s
         self._backoff = Backoff()
-        self._bell = asyncio.Event()
+        self._woken = asyncio.Event()
 
     def wake(self) -> None:
         """Look for pending adapters now instead of at the next poll."""
-        self._bell.set()
+        self._woken.set()
 
-    async def lane(self, stop: asyncio.Event) -> None:
-        """Admit one adapter after the other until `stop`."""
+    async def admit_until(self, stop: asyncio.Event) -> None:
+        """Check one adapter after the other until `stop` is set."""
         while not stop.is_set():
             try:
                 found = await self.admit_next()
@@ -96,18 +96,18 @@ class Registrar:
                 log.warning("Admission interrupted", action="admission_interrupted", reason=str(error))
                 found = False
             if not found:
-                await self._rest()
+                await self._wait_for_work()
 
-    async def _rest(self) -> None:
+    async def _wait_for_work(self) -> None:
         try:
             async with asyncio.timeout(self._poll_interval_s):
-                await self._bell.wait()
+                await self._woken.wait()
         except TimeoutError:
             return
-        self._bell.clear()
+        self._woken.clear()
 
     async def admit_next(self) -> bool:
-        """Give the oldest pending adapter that is due its verdict; False if there is none."""
+        """Admit or reject the oldest pending adapter that is due; returns False if there is none."""
         async with transaction(self._pool, "admit an adapter") as connection:
             row = await connection.fetchrow(CLAIM, self._backoff.waiting(time.monotonic()))
             if row is None:
@@ -125,9 +125,9 @@ class Registrar:
         except (JobError, AdapterError) as error:
             return Rejected(str(error))
         except Exception as error:
-            # Whatever a hostile file makes a check do, it must cost this adapter alone.
+            # An unexpected error caused by a hostile file must affect only this adapter.
             log.exception("Adapter check failed", action="adapter_check_failed", digest=row["digest"])
-            return Rejected(f"the check of its files ended with {type(error).__name__}: {error}")
+            return Rejected(f"checking its files raised {type(error).__name__}: {error}")
         return Ready(info, self._base.remark_on(info.base_model))
 
     async def _settle(self, connection: Connection, row: asyncpg.Record, verdict: Verdict) -> None:
@@ -135,7 +135,7 @@ class Registrar:
         text = f"{row['tenant']}/{row['name']}@{row['version']}"
         if isinstance(verdict, Delayed):
             delay_s = self._backoff.failed(text, time.monotonic())
-            await connection.execute(DELAY, *key, f"Not checked yet, trying again: {verdict.reason}")
+            await connection.execute(DELAY, *key, f"Not checked yet, retrying: {verdict.reason}")
             log.warning(
                 "Adapter delayed", action="adapter_delayed", adapter=text, reason=verdict.reason, delay_s=delay_s
             )
@@ -144,11 +144,11 @@ class Registrar:
         status, reason, *found = _columns(verdict, self._base)
         await connection.execute(SETTLE, *key, status, reason, *found)
         telemetry.ADAPTERS_ADMITTED.labels(status=status).inc()
-        log.info("Adapter judged", action="adapter_judged", adapter=text, status=status, reason=reason)
+        log.info("Adapter checked", action="adapter_judged", adapter=text, status=status, reason=reason)
 
 
 def _columns(verdict: Ready | Rejected, base: BaseModel) -> tuple[object, ...]:
-    """status, status_reason, base_model, base_fingerprint, rank and target_modules."""
+    """Returns status, status_reason, base_model, base_fingerprint, rank and target_modules."""
     if isinstance(verdict, Rejected):
         return AdapterStatus.REJECTED, verdict.reason, None, None, None, []
     info = verdict.info
@@ -157,7 +157,7 @@ def _columns(verdict: Ready | Rejected, base: BaseModel) -> tuple[object, ...]:
 
 
 def _check(directory: Path, model_dir: Path) -> AdapterInfo:
-    """The engine's checks; messages name files as the owner knows them, without our directories."""
+    """Run the engine's checks; error messages name files without the registrar's directories."""
     try:
         return check_adapter(directory, model_dir)
     except AdapterError as error:
@@ -165,28 +165,28 @@ def _check(directory: Path, model_dir: Path) -> AdapterInfo:
 
 
 async def maintain(pool: Pool) -> None:
-    """Make the partitions of the next days, every hour."""
+    """Create the partitions of the next days, every hour."""
     while True:
         try:
-            async with transaction(pool, "make partitions") as connection:
+            async with transaction(pool, "create partitions") as connection:
                 await connection.execute(LOCK_MAINTENANCE)
                 await connection.execute(ENSURE_PARTITIONS, DAYS_AHEAD)
             await asyncio.sleep(MAINTENANCE_PERIOD_S)
         except RetryableError as error:
-            log.warning("Partitions not made", action="partitions_delayed", reason=str(error))
+            log.warning("Partitions not created", action="partitions_delayed", reason=str(error))
             await asyncio.sleep(MAINTENANCE_RETRY_S)
 
 
 async def serve(life: Lifecycle, settings: Settings) -> None:
-    """The registrar process, until `life` stops; raises ConfigError if the base model is missing or broken."""
+    """Run the registrar until `life` stops; raises ConfigError if the base model is missing or broken."""
     base = await asyncio.to_thread(load_base, settings)
-    log.info("Base model known", action="base_known", base=str(base.directory), fingerprint=base.fingerprint)
+    log.info("Base model loaded", action="base_known", base=str(base.directory), fingerprint=base.fingerprint)
     async with open_pool(settings) as pool, open_store(settings) as store:
         stager = Stager(settings, store)
         registrar = Registrar(pool, stager, base, settings.poll_interval_s)
         life.background("listen", listen(settings, CHANNEL, registrar.wake), endless=True)
         life.background("maintain", maintain(pool), endless=True)
-        for number in range(max(1, min(LANES, settings.database_pool_size - 1))):
-            life.background(f"lane {number}", registrar.lane(life.stop))
+        for number in range(max(1, min(NUM_TASKS, settings.database_pool_size - 1))):
+            life.background(f"admission {number}", registrar.admit_until(life.stop))
         await life.until_stopped(grace_s=settings.poll_interval_s)
         await stager.close()

@@ -1,1 +1,1 @@
-"""S3: objects in and out, with one error table. Knows no adapter and no job."""
+"""S3: uploads and downloads objects, with one error table. Knows no adapter or job."""

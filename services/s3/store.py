@@ -1,4 +1,4 @@
-"""S3 and what speaks its language: boto3 in a bounded pool of threads, and one table of its errors."""
+"""S3-compatible stores: boto3 in a bounded thread pool, and one table of its errors."""
 
 import asyncio
 import threading
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 Progress = Callable[[int], object]
-"""Called from a transfer's thread with the bytes moved since the last call."""
+"""Called from a transfer's thread with the number of bytes transferred since the last call."""
 
 CHUNK_BYTES = 1 * MIB
 CONNECT_TIMEOUT_S = 5.0
@@ -43,12 +43,12 @@ ATTEMPTS = 3
 
 
 class MissingObjectError(PermanentError):
-    """There is no object under that key."""
+    """No object has that key."""
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where an object, or a prefix of objects, lies."""
+    """The location of an object or a prefix."""
 
     bucket: str
     key: str
@@ -73,7 +73,7 @@ class Location:
 
 @dataclass(frozen=True)
 class StoredObject:
-    """What a listing or a head says about an object."""
+    """The metadata of an object, as a listing or HEAD returns it."""
 
     key: str
     size_bytes: int
@@ -84,7 +84,7 @@ Listing: TypeAlias = list[StoredObject]
 
 
 class ObjectStore:
-    """One client of the store. Methods raise RetryableError, ConfigError, MissingObjectError or PermanentError.
+    """A client of the store. Its methods raise RetryableError, ConfigError, MissingObjectError or PermanentError.
 
     `key` may be a plain key in the settings' bucket, or a `Location` anywhere.
     """
@@ -100,11 +100,11 @@ class ObjectStore:
         return key if isinstance(key, Location) else Location(self.bucket, key)
 
     async def ensure_bucket(self) -> None:
-        """Make the settings' bucket unless it is there."""
-        await self._call(f"make the bucket {self.bucket}", self._ensure_bucket)
+        """Create the settings' bucket if it does not exist."""
+        await self._call(f"create the bucket {self.bucket}", self._ensure_bucket)
 
     async def put_file(self, key: str | Location, path: Path, progress: Progress | None = None) -> None:
-        """Upload a file, in parts where it is large; the object appears whole."""
+        """Upload a file, in parts if it is large. The object appears only when it is complete."""
         place = self.at(key)
         await self._call(f"upload {path.name} to {place.uri}", self._put_file, place, path, progress)
 
@@ -117,10 +117,10 @@ class ObjectStore:
         )
 
     async def get_to(self, key: str | Location, path: Path, max_bytes: int, progress: Progress | None = None) -> int:
-        """Download into the new file `path`; returns its bytes. Raises OSError if the disk refuses.
+        """Download into the new file `path`; returns its size in bytes. Raises OSError for errors of the disk.
 
-        Cancelling ends the transfer at the next chunk. What arrives is not yet verified, but never more than
-        `max_bytes`: a larger object raises RetryableError.
+        Cancelling ends the transfer at the next chunk. The content is not verified, but it never exceeds `max_bytes`:
+        a larger object raises RetryableError.
         """
         place, abandoned = self.at(key), threading.Event()
         try:
@@ -129,7 +129,7 @@ class ObjectStore:
             abandoned.set()
 
     async def head(self, key: str | Location) -> StoredObject | None:
-        """Size and ETag of an object; None if there is none."""
+        """Size and ETag of an object; None if it does not exist."""
         place = self.at(key)
         try:
             found = await self._call(f"look up {place.uri}", self._head, place)
@@ -138,26 +138,26 @@ class ObjectStore:
         return StoredObject(place.key, found["ContentLength"], found["ETag"].strip('"'))
 
     async def list(self, prefix: str | Location) -> Listing:
-        """All objects under a prefix, by key."""
+        """All objects under a prefix, ordered by key."""
         place = self.at(prefix)
         return await self._call(f"list {place.uri}", self._list, place)
 
     async def delete(self, key: str | Location) -> None:
-        """Delete an object; deleting what is not there is no error."""
+        """Delete an object. Deleting one that does not exist is not an error."""
         place = self.at(key)
         await self._call(f"delete {place.uri}", self._client.delete_object, Bucket=place.bucket, Key=place.key)
 
     def presigned_url(self, key: str | Location, valid_s: int) -> str:
-        """An address at which anyone can read the object for `valid_s` seconds; no request is made."""
+        """A URL with which anyone can read the object for `valid_s` seconds. Sends no request."""
         place = self.at(key)
-        with translated(f"sign an address of {place.uri}"):
+        with translated(f"sign a URL of {place.uri}"):
             url: str = self._client.generate_presigned_url(
                 "get_object", Params={"Bucket": place.bucket, "Key": place.key}, ExpiresIn=valid_s
             )
         return url
 
     def close(self) -> None:
-        """Let running transfers end by themselves; no further call may be made."""
+        """Close the client without waiting for running transfers. Call no other method afterwards."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._client.close()
 
@@ -248,7 +248,7 @@ def _client(settings: Settings) -> "S3Client":
         )
 
 
-# What each error of the client means; the first class that fits decides. ClientError is told apart by code below.
+# Our error for each error of the client; the first matching class wins. ClientError is mapped by its code below.
 CLIENT_ERRORS: tuple[tuple[type[Exception], type[ServiceError]], ...] = (
     (NoCredentialsError, ConfigError),
     (PartialCredentialsError, ConfigError),
@@ -269,7 +269,7 @@ CODES: dict[str, type[ServiceError]] = {
     "RequestTimeout": RetryableError,
     "SlowDown": RetryableError,
 }
-# Credentials expire and are rotated: what they forbid now may work later.
+# 403 is retryable because credentials expire and are rotated.
 STATUSES: dict[int, type[ServiceError]] = {
     403: RetryableError,
     404: MissingObjectError,
@@ -280,25 +280,25 @@ STATUSES: dict[int, type[ServiceError]] = {
 HINTS: dict[int | str, str] = {
     "NoSuchBucket": "check LORAQ_S3_BUCKET",
     "InvalidBucketName": "check LORAQ_S3_BUCKET",
-    403: "check LORAQ_S3_ACCESS_KEY and LORAQ_S3_SECRET_KEY and what they may do",
+    403: "check LORAQ_S3_ACCESS_KEY, LORAQ_S3_SECRET_KEY and their permissions",
 }
 
 
 def translate(error: Exception, action: str) -> ServiceError:
-    """Our error for one of the client's."""
+    """Our error for one of the client's errors."""
     if isinstance(error, ClientError):
         code, status = _code(error), _status(error)
         kind = CODES.get(code) or STATUSES.get(status) or (RetryableError if status >= 500 else PermanentError)
         hint = HINTS.get(code) or HINTS.get(status)
-        said = str(error.response.get("Error", {}).get("Message") or code)
-        return kind(f"could not {action}: {said}" + (f"; {hint}" if hint else ""))
+        message = str(error.response.get("Error", {}).get("Message") or code)
+        return kind(f"could not {action}: {message}" + (f"; {hint}" if hint else ""))
     kind = next(ours for theirs, ours in CLIENT_ERRORS if isinstance(error, theirs))
     return kind(f"could not {action}: {error}")
 
 
 @contextmanager
 def translated(action: str) -> Iterator[None]:
-    """Turns the client's errors of the block into ours: "could not <action>: …"."""
+    """Translates the client's errors raised in the block: "could not <action>: …"."""
     try:
         yield
     except (BotoCoreError, ClientError, ValueError) as error:

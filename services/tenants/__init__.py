@@ -1,1 +1,1 @@
-"""Tenants and their secrets: adding, listing, sealing. Knows no adapter, job or webhook."""
+"""Tenants and their secrets: adding, listing, encrypting. Knows no adapter, job or webhook."""

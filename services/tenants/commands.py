@@ -27,7 +27,7 @@ def tenants() -> None:
 @click.argument("tenant")
 @json_option
 def add(tenant: str, as_json: bool) -> None:
-    """Add TENANT and print its two secrets, this once."""
+    """Add TENANT and print its two secrets, which are not shown again."""
     settings = load_settings()
     box = SecretBox(settings.secret_key)
     new = on_database(lambda connection: add_tenant(connection, box, tenant), settings)
@@ -36,8 +36,8 @@ def add(tenant: str, as_json: bool) -> None:
         return
     print_fields(asdict(new))
     click.echo(
-        "Keep both now: they are not shown again. Receivers verify webhooks with webhook_secret; producers sign "
-        "records with producer_key where LORAQ_REQUIRE_SIGNED_JOBS is true.",
+        "Store both now: they are not shown again. Receivers verify webhooks with webhook_secret; producers sign "
+        "records with producer_key if LORAQ_REQUIRE_SIGNED_JOBS is true.",
         err=True,
     )
 
@@ -51,7 +51,9 @@ def list_all(as_json: bool) -> None:
         for tenant in found:
             print_json(tenant)
         return
-    print_rows([asdict(tenant) for tenant in found], COLUMNS, "There is no tenant; add one with `loraq tenants add T`.")
+    print_rows(
+        [asdict(tenant) for tenant in found], COLUMNS, "There are no tenants; add one with `loraq tenants add T`."
+    )
 
 
 @tenants.command("show")

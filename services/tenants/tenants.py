@@ -1,4 +1,4 @@
-"""Tenants and their two secrets: one signs webhooks to them, one signs records from them."""
+"""Tenants and their two secrets: one signs webhooks to the tenant, the other signs records from it."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ CHECKED_SECRETS = 10
 
 @dataclass(frozen=True)
 class NewTenant:
-    """What only the moment of creation shows."""
+    """A new tenant with its secrets, which are shown only at creation."""
 
     tenant: str
     webhook_secret: str
@@ -42,7 +42,7 @@ class NewTenant:
 
 @dataclass(frozen=True)
 class Tenant:
-    """A tenant as lists show it; `adapters` counts names, not versions."""
+    """A tenant as listed; `adapters` counts names, not versions."""
 
     tenant: str
     created_at: datetime
@@ -52,12 +52,12 @@ class Tenant:
 
 
 async def add_tenant(connection: Connection, box: SecretBox, tenant: str) -> NewTenant:
-    """Add a tenant with fresh secrets; raises InputError if there is one of that name."""
+    """Add a tenant with new secrets; raises InputError if the name is in use."""
     checked_name("tenant", tenant)
     new = NewTenant(tenant, new_webhook_secret(), new_producer_key())
     sealed = (box.seal(new.webhook_secret.encode()), box.seal(new.producer_key.encode()))
     if await connection.fetchval(INSERT, tenant, *sealed) is None:
-        raise InputError(f"there is already a tenant {tenant}; see `loraq tenants show {tenant}`")
+        raise InputError(f"tenant {tenant} already exists; see `loraq tenants show {tenant}`")
     return new
 
 
@@ -67,7 +67,7 @@ async def list_tenants(connection: Connection) -> list[Tenant]:
 
 
 async def show_tenant(connection: Connection, tenant: str) -> Tenant:
-    """One tenant; raises InputError if it is not there."""
+    """One tenant; raises InputError if it does not exist."""
     rows = await connection.fetch(SELECT_ALL, tenant)
     if not rows:
         raise unknown_tenant(tenant)
@@ -75,28 +75,28 @@ async def show_tenant(connection: Connection, tenant: str) -> Tenant:
 
 
 async def require_tenant(connection: Connection, tenant: str) -> None:
-    """Raises InputError, saying how to add it, if there is no such tenant."""
+    """Raises InputError if the tenant does not exist."""
     if not await connection.fetchval(EXISTS, tenant):
         raise unknown_tenant(tenant)
 
 
 def unknown_tenant(tenant: str) -> InputError:
-    """The error for a tenant that is not there."""
+    """The error for a tenant that does not exist."""
     if not is_name(tenant):
-        return InputError(f"there is no tenant {shown(tenant)}, and none can have that name; see `loraq tenants list`")
+        return InputError(f"{shown(tenant)} is not a valid tenant name; see `loraq tenants list`")
     return InputError(f"there is no tenant {tenant}; add it with `loraq tenants add {tenant}`")
 
 
 async def webhook_secrets(connection: Connection, box: SecretBox, tenants: Collection[str]) -> dict[str, str]:
-    """`whsec_…` of each of the tenants that exist, in one query."""
+    """`whsec_…` of each existing tenant, in one query."""
     rows = await connection.fetch(WEBHOOK_SECRETS, sorted(set(tenants)))
     return {row["tenant"]: box.open(row["webhook_secret"]).decode() for row in rows}
 
 
 async def check_secret_key(connection: Connection, box: SecretBox) -> None:
-    """Raises ConfigError if there are tenants and the box opens the secret of none of the newest.
+    """Raises ConfigError if there are tenants and the box can open none of the newest secrets.
 
-    That one of them does not open may be damage, which is no reason to hold up the others.
+    A single secret that cannot be opened may be damaged, which must not block the other tenants.
     """
     problem = None
     for row in await connection.fetch(NEWEST_SECRETS, CHECKED_SECRETS):
@@ -108,23 +108,23 @@ async def check_secret_key(connection: Connection, box: SecretBox) -> None:
             return
     if problem is not None:
         raise ConfigError(
-            "LORAQ_SECRET_KEY is another one than the tenants' secrets were sealed with: none of the stored ones opens;"
-            " give every process the same key"
+            "LORAQ_SECRET_KEY is not the key that the tenants' secrets were sealed with: none of them can be opened;"
+            " set the same key for every process"
         ) from problem
 
 
 @dataclass(frozen=True)
 class ProducerKeys:
-    """HMAC keys by tenant, and tenants whose key is damaged."""
+    """HMAC keys by tenant, and the tenants whose key is damaged."""
 
     opened: Mapping[str, bytes]
     damaged: frozenset[str]
 
 
 async def producer_keys(connection: Connection, box: SecretBox, tenants: Collection[str]) -> ProducerKeys:
-    """Those of the tenants that exist and are not disabled, in one query.
+    """Producer keys of the tenants that exist and are not disabled, in one query.
 
-    Raises ConfigError where LORAQ_SECRET_KEY is another one than the tenants' secrets were sealed with.
+    Raises ConfigError if LORAQ_SECRET_KEY is not the key that the tenants' secrets were sealed with.
     """
     opened, damaged = {}, set()
     for row in await connection.fetch(PRODUCER_KEYS, sorted(filter(is_name, set(tenants)))):
@@ -138,5 +138,5 @@ async def producer_keys(connection: Connection, box: SecretBox, tenants: Collect
 
 
 def damaged_key(tenant: str) -> str:
-    """What is wrong with a tenant's producer key, and what to do."""
+    """The error message for a tenant's damaged producer key."""
     return f"the producer key of tenant {tenant!r} is damaged in the database; restore it from a backup"

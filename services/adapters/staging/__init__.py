@@ -1,4 +1,4 @@
-"""From S3 to disk: content-addressed, verified before it is visible, within a budget."""
+"""Copies adapters from S3 to disk: content-addressed, verified before they are visible, within a budget."""
 
 from services.adapters.staging.stager import Stager
 

@@ -1,7 +1,7 @@
 """The directory of staged adapters, `<cache_dir>/adapters/<digest>/`. Several processes may share it.
 
-An entry appears by a rename and disappears by one, so whoever sees it sees it whole. Who uses an entry holds a shared
-lock on its directory; who fills or removes one holds the exclusive lock. Locks end with their process.
+An entry appears and disappears by a rename, so it is always complete. A process that uses an entry holds a shared lock
+on its directory; a process that fills or removes one holds the exclusive lock. Locks end with their process.
 """
 
 import errno
@@ -26,7 +26,7 @@ EVICTION_ROUNDS = 5
 
 
 class DiskCache:
-    """Content-addressed directories within `budget_bytes`. All methods block; raises OSError where the disk does."""
+    """Content-addressed directories within `budget_bytes`. All methods block and may raise OSError."""
 
     def __init__(self, root: Path, budget_bytes: int) -> None:
         self.root = root
@@ -39,25 +39,25 @@ class DiskCache:
             raise ConfigError(f"LORAQ_CACHE_DIR: cannot write to {root}: {error.strerror}") from error
 
     def path(self, digest: str) -> Path:
-        """Where the adapter of that digest lies, if it does."""
+        """Directory of the adapter with that digest, whether it exists or not."""
         return self.root / digest
 
     def sweep(self) -> None:
-        """Remove what processes that died have left half done."""
+        """Remove incomplete directories that dead processes left behind."""
         for leftover in self.partial.iterdir():
             self._remove(leftover)
 
     def acquire(self, digest: str, size_bytes: int) -> int | None:
-        """A descriptor that keeps the entry from eviction until it is closed; None if it is not there.
+        """A descriptor that protects the entry from eviction until it is closed; None if there is no such entry.
 
-        An entry whose files are not as long as they should be is removed.
+        An entry whose files have the wrong size is removed.
         """
         path = self.path(digest)
         holder = _lock_directory(path, fcntl.LOCK_SH)
         if holder is None:
             return None
         if _size(path) == size_bytes:
-            now = time.time_ns()  # finer than the kernel's own stamp, which would let ties decide
+            now = time.time_ns()  # the kernel's own timestamp is coarser, so that ties would occur
             os.utime(path, ns=(now, now))
             return holder
         os.close(holder)
@@ -66,7 +66,7 @@ class DiskCache:
 
     @contextmanager
     def filling(self, digest: str) -> Iterator[Path]:
-        """A new empty directory to write the two files to; it vanishes at the end unless it was published."""
+        """A new, empty directory for the two files; it is removed at the end unless it was published."""
         directory = Path(tempfile.mkdtemp(prefix=f"{digest}.", dir=self.partial))
         holder = _lock_directory(directory, fcntl.LOCK_EX)
         try:
@@ -77,7 +77,7 @@ class DiskCache:
                 os.close(holder)
 
     def publish(self, directory: Path, digest: str) -> None:
-        """Make a filled, verified directory the entry; if another process was faster, its entry stays."""
+        """Turn a filled and verified directory into the entry. If another process was faster, its entry stays."""
         for name in FILES:
             _flush(directory / name)
         _flush(directory)
@@ -89,26 +89,26 @@ class DiskCache:
         _flush(self.root)
 
     def make_room(self, incoming_bytes: int) -> None:
-        """Evict until `incoming_bytes` more fit the budget; raises RetryableError while too much is in use."""
+        """Evict until `incoming_bytes` more fit the budget; raises RetryableError if too much is in use."""
         self._shrink(incoming_bytes, self.budget_bytes, "raise LORAQ_DISK_CACHE_BYTES")
 
     def free(self, num_bytes: int) -> None:
-        """Evict `num_bytes`, because the disk is fuller than the budget knows; raises RetryableError if it cannot."""
+        """Evict `num_bytes` because the disk is full before the budget is; raises RetryableError if it cannot."""
         present = sum(entry.size_bytes for entry in self.entries())
-        self._shrink(num_bytes, min(present, self.budget_bytes), "the disk is full")
+        self._shrink(num_bytes, min(present, self.budget_bytes), "free space on the disk")
 
     def _shrink(self, incoming_bytes: int, budget_bytes: int, what_to_do: str) -> None:
-        for _ in range(EVICTION_ROUNDS):  # another process may take or probe an entry in between
+        for _ in range(EVICTION_ROUNDS):  # another process may use or probe an entry meanwhile
             victims = plan_eviction(self.entries(), incoming_bytes, budget_bytes)
             if victims is not None and all(self._evict(victim) for victim in victims):
                 return
         raise RetryableError(
-            f"the adapter cache {self.root} has no room for {incoming_bytes} bytes more, and the rest is in use; "
+            f"the adapter cache {self.root} has no room for {incoming_bytes} more bytes because the rest is in use; "
             + what_to_do
         )
 
     def entries(self) -> list[Entry]:
-        """What is there now, by whichever process."""
+        """All entries, including those of other processes."""
         found = [entry for path in self.root.iterdir() if DIGEST.fullmatch(path.name) and (entry := _entry(path))]
         telemetry.ADAPTER_BYTES.labels(tier="disk").set(sum(entry.size_bytes for entry in found))
         return found
@@ -120,21 +120,21 @@ class DiskCache:
         return removed
 
     def _remove(self, path: Path) -> bool:
-        """Remove a directory unless somebody uses it; True if it is gone."""
+        """Remove a directory unless a process uses it; returns True if it is gone."""
         holder = _lock_directory(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if holder is None:
             return not path.exists()
-        doomed = self.partial / f"evicted.{uuid4().hex}"  # a rename needs no space on a full disk
+        evicted = self.partial / f"evicted.{uuid4().hex}"  # a rename needs no space on a full disk
         try:
-            path.rename(doomed)
+            path.rename(evicted)
         finally:
             os.close(holder)
-        shutil.rmtree(doomed, ignore_errors=True)
+        shutil.rmtree(evicted, ignore_errors=True)
         return True
 
 
 def _lock_directory(path: Path, operation: int) -> int | None:
-    """A descriptor of the directory with the lock on it; None if it is not there, or locked by another."""
+    """A descriptor of the locked directory; None if it does not exist or another process has locked it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except (FileNotFoundError, NotADirectoryError):
@@ -158,7 +158,7 @@ def _size(path: Path) -> int | None:
 
 
 def _entry(path: Path) -> Entry | None:
-    """The entry at `path`, with the bytes of whatever it holds; None if it is gone meanwhile."""
+    """The entry at `path` with the total size of its files; None if it has been removed meanwhile."""
     with suppress(FileNotFoundError):
         probe = _lock_directory(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if probe is not None:

@@ -1,4 +1,4 @@
-"""Which adapters leave the disk cache. Pure: no files, no clock."""
+"""Chooses which adapters to evict from the disk cache. Pure: no files, no clock."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Entry:
-    """One adapter on disk. `last_used` is seconds on any one clock."""
+    """One adapter on disk. `last_used` is in seconds, on the same clock for all entries."""
 
     digest: str
     size_bytes: int
@@ -15,14 +15,14 @@ class Entry:
 
 
 def plan_eviction(entries: Iterable[Entry], incoming_bytes: int, budget_bytes: int) -> tuple[Entry, ...] | None:
-    """The entries to evict so that `incoming_bytes` more fit: idle ones, least recently used first, as few as do.
+    """The fewest idle entries to evict so that `incoming_bytes` more fit, least recently used first.
 
-    None if even without every idle entry there is no room.
+    None if there is not enough room even without all idle entries.
     """
-    held = list(entries)
-    excess = sum(entry.size_bytes for entry in held) + incoming_bytes - budget_bytes
+    present = list(entries)
+    excess = sum(entry.size_bytes for entry in present) + incoming_bytes - budget_bytes
     victims: list[Entry] = []
-    idle = sorted((entry for entry in held if not entry.in_use), key=lambda entry: (entry.last_used, entry.digest))
+    idle = sorted((entry for entry in present if not entry.in_use), key=lambda entry: (entry.last_used, entry.digest))
     for entry in idle:
         if excess <= 0:
             break

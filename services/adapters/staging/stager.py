@@ -1,4 +1,4 @@
-"""Fetches adapters from S3 into the disk cache: one download per digest however many wait for it."""
+"""Fetches adapters from S3 into the disk cache: one download per digest, however many callers wait for it."""
 
 import asyncio
 import errno
@@ -16,38 +16,38 @@ from services.process.settings import Settings
 from services.s3.store import Location, ObjectStore
 
 MIN_BYTES_PER_S = 256 * 1024
-"""A transfer slower than this is given up, so that a store that drips cannot hold a thread for ever."""
+"""A slower transfer is abandoned, so that a stalled store cannot block a thread indefinitely."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-EVICTED_IN_BETWEEN = 5
+MAX_REFETCHES = 5
 
 log = telemetry.get_logger()
 
 
 class Stager:
-    """Adapters on disk by digest. Close it, so that no download outlives its process's stores."""
+    """Adapters on disk by digest. Close it before the store, so that no download outlives the store."""
 
     def __init__(self, settings: Settings, store: ObjectStore) -> None:
         self.cache = DiskCache(settings.cache_dir / "adapters", settings.disk_cache_bytes)
         self.retry_delays_s: tuple[float, ...] = (0.2, 1.0)
         self._store = store
         self._max_bytes = min(settings.max_adapter_bytes, settings.disk_cache_bytes)
-        self._patience_s = settings.s3_timeout_s
+        self._timeout_s = settings.s3_timeout_s
         self._slots = asyncio.Semaphore(max(1, settings.s3_concurrency // 2))
         self._downloads: dict[str, asyncio.Task[None]] = {}
         self._incoming_bytes = 0
 
     async def fetch(self, digest: str, uri: str, size_bytes: int) -> Path:
-        """The adapter's directory on disk, now or once it has been downloaded. It may be evicted: see `hold`.
+        """The adapter's directory on disk, downloaded if necessary. It may be evicted at any time: see `hold`.
 
-        `uri` is the s3:// prefix of its two files, `size_bytes` the bytes of both. Raises JobError
-        (adapter_load_failed) if it can never be fetched, RetryableError if the store or the disk is at fault.
+        `uri` is the s3:// prefix of the two files, `size_bytes` their total size. Raises JobError
+        (adapter_load_failed) if the adapter can never be fetched, RetryableError if the store or the disk failed.
         """
         async with self.hold(digest, uri, size_bytes) as path:
             return path
 
     @asynccontextmanager
     async def hold(self, digest: str, uri: str, size_bytes: int) -> AsyncIterator[Path]:
-        """As `fetch`; the directory is not evicted inside the block."""
+        """Like `fetch`, but the directory is not evicted inside the block."""
         holder = await self._acquire(digest, uri, size_bytes)
         try:
             yield self.cache.path(digest)
@@ -55,7 +55,7 @@ class Stager:
             os.close(holder)
 
     async def close(self) -> None:
-        """Abandon the downloads that are under way."""
+        """Abandon running downloads."""
         running = list(self._downloads.values())
         for task in running:
             task.cancel()
@@ -63,21 +63,21 @@ class Stager:
 
     async def _acquire(self, digest: str, uri: str, size_bytes: int) -> int:
         outcome = "hit"
-        for _ in range(EVICTED_IN_BETWEEN):
-            holder = await self._held(digest, size_bytes)
+        for _ in range(MAX_REFETCHES):
+            holder = await self._acquire_cached(digest, size_bytes)
             if holder is not None:
                 telemetry.ADAPTER_FETCHES.labels(outcome=outcome).inc()
                 return holder
             await self._download_once(digest, uri, size_bytes)
             outcome = "fetched"
-        raise RetryableError(f"adapter {digest} is evicted as fast as it is fetched; raise LORAQ_DISK_CACHE_BYTES")
+        raise RetryableError(f"adapter {digest} is evicted right after each download; raise LORAQ_DISK_CACHE_BYTES")
 
-    async def _held(self, digest: str, size_bytes: int) -> int | None:
+    async def _acquire_cached(self, digest: str, size_bytes: int) -> int | None:
         acquiring = asyncio.ensure_future(asyncio.to_thread(self.cache.acquire, digest, size_bytes))
         try:
             return await asyncio.shield(acquiring)
         except asyncio.CancelledError:
-            acquiring.add_done_callback(_release)  # the thread cannot be cancelled, and nobody else would
+            acquiring.add_done_callback(_release)  # the thread cannot be cancelled
             raise
         except OSError as error:
             raise _disk_error(self.cache.root, error) from error
@@ -106,9 +106,9 @@ class Stager:
                 telemetry.tracer().start_as_current_span(telemetry.SPAN_FETCH_ADAPTER, attributes=attributes),
                 telemetry.ADAPTER_FETCH_SECONDS.time(),
             ):
-                await self._attempt_often(digest, prefix, size_bytes)
+                await self._attempt_with_retries(digest, prefix, size_bytes)
 
-    async def _attempt_often(self, digest: str, prefix: Location, size_bytes: int) -> None:
+    async def _attempt_with_retries(self, digest: str, prefix: Location, size_bytes: int) -> None:
         for delay_s in self.retry_delays_s:
             try:
                 return await self._attempt(digest, prefix, size_bytes)
@@ -135,24 +135,24 @@ class Stager:
             await self._transfer(prefix, directory, size_bytes)
             found = await asyncio.to_thread(adapter_digest, directory)
             if found != digest:
-                raise RetryableError(f"{prefix.uri} holds other bytes than were pushed: their digest is {found}")
+                raise RetryableError(f"{prefix.uri} has other content than was pushed: its digest is {found}")
             await asyncio.to_thread(self.cache.publish, directory, digest)
 
     async def _transfer(self, prefix: Location, directory: Path, size_bytes: int) -> None:
         received = 0
         try:
-            async with asyncio.timeout(2 * self._patience_s + size_bytes / MIN_BYTES_PER_S):
+            async with asyncio.timeout(2 * self._timeout_s + size_bytes / MIN_BYTES_PER_S):
                 for name in FILES:
                     missing = size_bytes - received
                     received += await self._store.get_to(prefix.child(name), directory / name, missing)
         except TimeoutError as error:
-            raise RetryableError(f"{prefix.uri} arrives slower than {MIN_BYTES_PER_S} bytes a second") from error
+            raise RetryableError(f"{prefix.uri} downloads slower than {MIN_BYTES_PER_S} bytes per second") from error
         except ConfigError as error:
-            raise RetryableError(str(error)) from error  # an operator can mend it; the adapter is not at fault
+            raise RetryableError(str(error)) from error  # an operator can fix it; the adapter is not the cause
         except PermanentError as error:
             raise JobError(ErrorCode.ADAPTER_LOAD_FAILED, f"the adapter's file is missing: {error}") from error
         if received != size_bytes:
-            raise RetryableError(f"{prefix.uri} gave {received} bytes instead of {size_bytes}")
+            raise RetryableError(f"{prefix.uri} has {received} bytes instead of {size_bytes}")
 
 
 def _release(acquired: asyncio.Future[int | None]) -> None:
@@ -164,7 +164,7 @@ def _prefix(uri: str) -> Location:
     try:
         return Location.parse(uri)
     except PermanentError as error:
-        raise JobError(ErrorCode.ADAPTER_LOAD_FAILED, f"the adapter's address cannot be used: {error}") from error
+        raise JobError(ErrorCode.ADAPTER_LOAD_FAILED, f"the adapter's address is invalid: {error}") from error
 
 
 def _disk_error(root: Path, error: OSError) -> RetryableError:

@@ -94,7 +94,7 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
 
     async def stop(self) -> None:
         """Leave the group; uncommitted records are redelivered to another worker."""
-        await kafka.leave(self._kafka)
+        await kafka.leave_group(self._kafka)
 
     async def poll(self) -> None:
         """Poll until cancelled. Polling never stops, so that a long job does not cost the group membership."""
@@ -235,7 +235,7 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
         while True:
             await asyncio.sleep(WATCH_TOPICS_S)
             try:
-                if recreated := self._topics.made_anew(await topic_ids(self._kafka, list(self._lanes))):
+                if recreated := self._topics.recreated(await topic_ids(self._kafka, list(self._lanes))):
                     await self._read_recreated(recreated)
             except (KafkaError, OSError, IllegalStateError) as error:
                 _log.warning("Topic ids cannot be read", action="topics_not_watched", reason=str(error))
@@ -247,7 +247,7 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
             action="topic_recreated",
             topics=sorted(topics),
         )
-        kafka.look_again(self._kafka)  # the library may have cached that they are missing, for half a minute
+        kafka.refresh_metadata(self._kafka)  # the library may have cached that they are missing, for half a minute
         while True:
             try:
                 partitions = await self._positions.restart_recreated(topics)
@@ -291,10 +291,10 @@ class JobConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # the libra
 
     def progress(self) -> dict[str, Part]:
         """Progress of polling and of each partition, for the watchdog."""
-        parts = {"polling": Part(has_work=True, moved=self._polls)}
+        parts = {"polling": Part(has_work=True, progress=self._polls)}
         paused = self._kafka.paused()
         for partition in self._kafka.assignment():
-            position, end = kafka.reading_of(self._kafka, partition)
+            position, end = kafka.position_and_end(self._kafka, partition)
             has_work = partition not in paused and position is not None and end is not None and position < end
             parts[f"partition {partition.topic}/{partition.partition}"] = Part(has_work, position)
         return parts

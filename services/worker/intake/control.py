@@ -114,7 +114,7 @@ class ControlReader:
     async def _check_topic(self, consumer: Any, known: KnownTopics) -> None:
         """Read the topic from its beginning if it was deleted and recreated."""
         topic = self._settings.control_topic
-        if known.made_anew(await topic_ids(consumer, [topic])):
+        if known.recreated(await topic_ids(consumer, [topic])):
             telemetry.alarm(
                 _log,
                 "A topic was deleted and recreated; reading it from the beginning",

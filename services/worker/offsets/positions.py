@@ -40,7 +40,7 @@ class Positions:
         partitions = list(partitions)
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                commits = await kafka.commits_of(self._kafka, partitions)
+                commits = await kafka.committed_offsets(self._kafka, partitions)
                 uncommitted = [each for each in partitions if each not in commits]
                 await self._to_earliest(uncommitted)
         except (KafkaError, OSError, TimeoutError, IllegalStateError) as error:

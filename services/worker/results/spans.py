@@ -39,7 +39,7 @@ def open_process_span(outcome: Outcome) -> Span:
 def traceparent_of(outcome: Outcome, span: Span | None) -> str | None:
     """W3C `traceparent` for the job's event and webhook: of its span, or the producer's if there is none."""
     if span is None:
-        return telemetry.passed_on(outcome.job.candidate.traceparent)
+        return telemetry.propagated(outcome.job.candidate.traceparent)
     with trace.use_span(span, end_on_exit=False):
         return telemetry.current_traceparent()
 

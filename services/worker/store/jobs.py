@@ -10,7 +10,7 @@ from schemas.common import ErrorCode
 from schemas.events import JobError
 from services.adapters.versions import AdapterVersion
 from services.parsing.names import is_name
-from services.postgres.pool import Connection, Pool, pooled, transaction
+from services.postgres.pool import Connection, Pool, autocommit, transaction
 from services.worker.jobs import Candidate, Claim, Job, JobKey
 from services.worker.store import statements as sql
 from services.worker.store.decisions import Claimed, Decision, MayStart, early_decision, never_start
@@ -79,18 +79,18 @@ class JobStore:
 
     async def tenants(self, names: Collection[str]) -> dict[str, Tenant]:
         """The named tenants that exist; names come from records unchecked."""
-        async with pooled(self._pool, "look up tenants") as connection:
+        async with autocommit(self._pool, "look up tenants") as connection:
             rows = await connection.fetch(sql.TENANTS, list(filter(is_name, names)))
         return {row["tenant"]: Tenant(row["producer_key"], row["disabled"]) for row in rows}
 
     async def producer_keys(self) -> list[bytes]:
         """Every tenant's producer key, encrypted."""
-        async with pooled(self._pool, "look up producer keys") as connection:
+        async with autocommit(self._pool, "look up producer keys") as connection:
             return [row["producer_key"] for row in await connection.fetch(sql.PRODUCER_KEYS)]
 
     async def any_tenant(self) -> bool:
         """Whether any registered tenant is enabled."""
-        async with pooled(self._pool, "look up tenants") as connection:
+        async with autocommit(self._pool, "look up tenants") as connection:
             return bool(await connection.fetchval(sql.ANY_TENANT))
 
     async def accept(self, candidates: Sequence[Candidate], may_start: MayStart = never_start) -> list[Decision]:
@@ -101,7 +101,7 @@ class JobStore:
         """
         assert len({candidate.key for candidate in candidates}) == len(candidates), "a batch contains each job once"
         refs = {candidate.key: candidate.request.adapter for candidate in candidates}
-        async with pooled(self._pool, "accept jobs") as connection:
+        async with autocommit(self._pool, "accept jobs") as connection:
             prerequisites = await look_up(connection, candidates, refs)
             shared = self._resolve(candidates, refs, prerequisites)
             starts = [
@@ -252,7 +252,7 @@ class JobStore:
 
         The output of the others is discarded; only its tokens are recorded, as wasted.
         """
-        async with pooled(self._pool, "complete jobs") as connection:
+        async with autocommit(self._pool, "complete jobs") as connection:
             [row] = await connection.fetch(
                 sql.COMPLETE_JOBS, *ended_columns(completions), *effect_columns(completions), self._pool_name
             )

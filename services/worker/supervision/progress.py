@@ -29,7 +29,7 @@ async def watch_progress(
             await check_broker()
         except (RetryableError, ConfigError) as error:
             _log.warning("No progress: the broker is unreachable", action="broker_away", reason=str(error))
-            watch.excuse()
+            watch.reset()
             continue
         telemetry.alarm(_log, "A part of the worker is stuck", action="stuck", parts=stuck)
         bound = f"{limit_s:g} s (LORAQ_PROGRESS_TIMEOUT_S)"

@@ -1,4 +1,4 @@
-"""The base model's fingerprint is computed once per content, and its names are compared as people write them."""
+"""The base model's fingerprint is computed once per content; names are compared by their last part."""
 
 import json
 from pathlib import Path
@@ -14,11 +14,13 @@ from tests.builders import tiny_llama
 
 @pytest.fixture
 def own_base(tmp_path: Path) -> Settings:
-    """Settings with a base model that the test may change, and nothing else."""
+    """Settings with a base model that the test may change."""
     return Settings(_env_file=None, base_model=tiny_llama(tmp_path / "Tiny-Llama"), cache_dir=tmp_path / "cache")
 
 
-def test_the_fingerprint_is_read_once_until_a_file_changes(own_base: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fingerprint_is_computed_once_until_a_file_changes(
+    own_base: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[Path] = []
 
     def counted(directory: Path) -> str:
@@ -35,15 +37,15 @@ def test_the_fingerprint_is_read_once_until_a_file_changes(own_base: Settings, m
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize("note", ["", "{", "[]", '{"state": []}'])
-def test_a_damaged_note_is_computed_again(own_base: Settings, note: str) -> None:
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"state": []}'])
+def test_a_damaged_cache_entry_is_computed_again(own_base: Settings, content: str) -> None:
     first = load_base(own_base).fingerprint
-    (kept,) = (own_base.cache_dir / "fingerprints").iterdir()
-    kept.write_text(note)
+    (entry,) = (own_base.cache_dir / "fingerprints").iterdir()
+    entry.write_text(content)
     assert load_base(own_base).fingerprint == first
 
 
-def test_a_broken_base_model_is_a_setting_s_fault(own_base: Settings) -> None:
+def test_the_error_for_a_broken_base_model_names_the_setting(own_base: Settings) -> None:
     assert own_base.base_model is not None
     (own_base.base_model / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"LORAQ_BASE_MODEL: .*model\.safetensors"):
@@ -70,13 +72,13 @@ def test_names_are_compared_by_their_last_part(own_base: Settings, named: str | 
     assert (remark is not None) == remarked
 
 
-def test_a_remark_names_both() -> None:
+def test_a_remark_names_both_base_models() -> None:
     remark = BaseModel(Path("/models/a"), "f", frozenset({"a"})).remark_on("someone/b")
     assert remark is not None
     assert "'someone/b'" in remark
     assert "serves a;" in remark
 
 
-def test_without_a_base_model_the_setting_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_base_model_names_the_setting(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="LORAQ_BASE_MODEL is not set"):
         load_base(Settings(_env_file=None, cache_dir=tmp_path))

@@ -1,4 +1,4 @@
-"""Pushing: refused at once where it can be, idempotent, and one version for each content."""
+"""Pushing: refused before the upload where possible, idempotent, and one version per content."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine import adapter_digest
-from services.adapters.push import Pushed, inspect, push, verdict
+from services.adapters.push import Pushed, inspect, push, wait_for_admission
 from services.adapters.versions import disable, list_adapters, show_adapter
 from services.errors import InputError, RetryableError
 from services.localstack.ports import free_ports
@@ -22,7 +22,7 @@ PushDir = Callable[[str, str, Path], Awaitable[Pushed]]
 LIMIT = 10_000_000
 
 
-async def test_files_lie_under_tenant_name_and_digest(
+async def test_files_are_stored_under_tenant_name_and_digest(
     pool: Pool, store: ObjectStore, push_dir: PushDir, adapter_dir: MakeAdapter, acme: str
 ) -> None:
     directory = adapter_dir()
@@ -38,7 +38,7 @@ async def test_files_lie_under_tenant_name_and_digest(
     assert row.size_bytes == sum(file.stat().st_size for file in directory.iterdir())
 
 
-async def test_the_same_content_again_makes_no_new_version(
+async def test_the_same_content_again_creates_no_new_version(
     push_dir: PushDir, adapter_dir: MakeAdapter, acme: str
 ) -> None:
     first, other = adapter_dir("first", seed=1), adapter_dir("other", seed=2)
@@ -54,7 +54,7 @@ async def test_concurrent_pushes_of_one_name_get_distinct_versions(
     assert sorted(pushed.version for pushed in pushes) == [1, 2, 3, 4, 5, 6]
 
 
-async def test_concurrent_pushes_of_one_content_make_one_version(
+async def test_concurrent_pushes_of_one_content_create_one_version(
     push_dir: PushDir, adapter_dir: MakeAdapter, acme: str
 ) -> None:
     directory = adapter_dir()
@@ -63,28 +63,28 @@ async def test_concurrent_pushes_of_one_content_make_one_version(
     assert sum(pushed.created for pushed in pushes) == 1
 
 
-async def test_a_rejected_content_pushed_again_is_checked_again(
+async def test_rejected_content_pushed_again_is_checked_again(
     pool: Pool, registrar: Registrar, push_dir: PushDir, adapter_dir: MakeAdapter, acme: str
 ) -> None:
     pushed = await push_dir(acme, "tone", adapter_dir(targets=("q_proj",), target_modules=["v_proj"]))
     await registrar.admit_next()
-    assert (await verdict(pool, pushed, 0)).status == "rejected"
+    assert (await wait_for_admission(pool, pushed, 0)).status == "rejected"
     again = await push_dir(acme, "tone", adapter_dir(targets=("q_proj",), target_modules=["v_proj"]))
     assert (again.version, again.created) == (1, False)
-    assert (await verdict(pool, again, 0)).status == "pending"
+    assert (await wait_for_admission(pool, again, 0)).status == "pending"
 
 
-async def test_a_disabled_content_pushed_again_stays_disabled(
+async def test_disabled_content_pushed_again_stays_disabled(
     pool: Pool, push_dir: PushDir, adapter_dir: MakeAdapter, acme: str
 ) -> None:
     await push_dir(acme, "tone", adapter_dir())
     async with transaction(pool) as connection:
         await disable(connection, acme, "tone", "No.")
     again = await push_dir(acme, "tone", adapter_dir())
-    assert (await verdict(pool, again, 0)).status == "disabled"
+    assert (await wait_for_admission(pool, again, 0)).status == "disabled"
 
 
-async def test_an_unknown_tenant_is_told_how_to_be_added(
+async def test_the_error_for_an_unknown_tenant_names_the_command_to_add_it(
     push_dir: PushDir, adapter_dir: MakeAdapter, store: ObjectStore
 ) -> None:
     with pytest.raises(InputError, match="there is no tenant nobody; add it with `loraq tenants add nobody`"):
@@ -93,12 +93,12 @@ async def test_an_unknown_tenant_is_told_how_to_be_added(
 
 
 @pytest.mark.parametrize("name", ["", "Tone", "tone@3", "../tone", "-tone", "tone\n", "a" * 65])
-def test_a_name_that_jobs_could_not_write_is_refused(name: str) -> None:
+def test_an_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="cannot be the name of an adapter"):
         checked_name("adapter", name)
 
 
-async def test_nothing_is_recorded_before_the_files_are_up(
+async def test_nothing_is_recorded_before_the_files_are_uploaded(
     pool: Pool, settings: Settings, adapter_dir: MakeAdapter, acme: str
 ) -> None:
     local = inspect(adapter_dir(), LIMIT)
@@ -110,7 +110,7 @@ async def test_nothing_is_recorded_before_the_files_are_up(
 
 
 class TestInspect:
-    """What is refused before anything is sent."""
+    """Checks before the upload."""
 
     def test_a_good_directory(self, adapter_dir: MakeAdapter) -> None:
         directory = adapter_dir()

@@ -1,4 +1,4 @@
-"""Resolving names: the newest ready version, a fixed one, and never what is another tenant's."""
+"""Resolving names: the newest ready version, a fixed version, and never one of another tenant."""
 
 import asyncio
 
@@ -42,7 +42,7 @@ async def insert(connection: Connection, fleet: list[Version]) -> None:
 
 
 def expected(fleet: list[Version], tenant: str, ref: str) -> tuple[str, int, AdapterStatus] | None:
-    """The rule, written once more in plain Python."""
+    """The same rule in plain Python."""
     name, _, version = ref.partition("@")
     mine = [(found[2], found[3]) for found in fleet if found[:2] == (tenant, name)]
     if version:
@@ -81,19 +81,19 @@ async def test_a_batch_is_one_query(pool: Pool, tenants: None) -> None:
     async with transaction(pool) as connection:
         await insert(connection, [("acme", "tone", version, AdapterStatus.READY) for version in (1, 2)])
         await resolve(connection, [("acme", "other")])  # a new connection asks for the types once
-        seen: list[str] = []
-        with connection.query_logger(lambda record: seen.append(record.query)):
+        queries: list[str] = []
+        with connection.query_logger(lambda record: queries.append(record.query)):
             found = await resolve(connection, [("acme", "tone"), ("acme", "tone@1"), ("globex", "tone")])
-    assert len(seen) == 1
+    assert len(queries) == 1
     assert {key[1]: row.version for key, row in found.items()} == {"tone": 2, "tone@1": 1}
 
 
-async def test_nothing_wanted_is_no_query_at_all(pool: Pool) -> None:
+async def test_an_empty_batch_runs_no_query(pool: Pool) -> None:
     async with transaction(pool) as connection:
         assert await resolve(connection, []) == {}
 
 
-async def test_without_a_ready_version_the_newest_tells_why(pool: Pool, tenants: None) -> None:
+async def test_without_a_ready_version_the_newest_is_returned_with_its_reason(pool: Pool, tenants: None) -> None:
     async with transaction(pool) as connection:
         await insert(
             connection, [("acme", "tone", 1, AdapterStatus.DISABLED), ("acme", "tone", 2, AdapterStatus.REJECTED)]

@@ -1,4 +1,4 @@
-"""`loraq` finds its commands, stays quick, and says in one line what is wrong."""
+"""`loraq` finds its commands, starts fast, and reports errors in one line."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ def _loraq(*arguments: str, directory: Path, **environment: str) -> "subprocess.
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_is_found_and_says_what_it_does(name: str) -> None:
+def test_every_command_is_found_and_has_a_help_text(name: str) -> None:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     assert command.name == name
@@ -44,17 +44,17 @@ def test_a_bad_setting_ends_the_command_with_one_line_that_names_it(tmp_path: Pa
 def test_a_list_that_is_not_json_is_named_with_an_example(name: str, tmp_path: Path) -> None:
     failed = _loraq("migrate", directory=tmp_path, **{name: "standard,batch"})
     assert failed.returncode == 1
-    assert failed.stderr.startswith(f"loraq: {name}: it is no JSON list; write it like [")
+    assert failed.stderr.startswith(f"loraq: {name}: it is not a JSON list; write it as [")
     assert failed.stderr.endswith("]\n")
 
 
-def test_a_variable_that_is_no_setting_is_named_with_the_nearest_that_is(tmp_path: Path) -> None:
+def test_an_unknown_setting_is_named_with_the_nearest_known_one(tmp_path: Path) -> None:
     misspelt = {"LORAQ_WEBHOOK_ALLOWED_NETWORK": "[]", "LORAQ_KERNEL_CACHE": str(tmp_path), "LORAQ_POOL": "default"}
     warned = _loraq("down", directory=tmp_path, **misspelt)
     assert warned.returncode == 0
     first = warned.stderr.splitlines()[0]
     assert first.startswith(
-        "loraq: LORAQ_WEBHOOK_ALLOWED_NETWORK (did you mean LORAQ_WEBHOOK_ALLOW_NETWORKS?): no such"
+        "loraq: LORAQ_WEBHOOK_ALLOWED_NETWORK (did you mean LORAQ_WEBHOOK_ALLOW_NETWORKS?): unknown setting"
     )
     assert "KERNEL_CACHE" not in first
     process = _loraq("dispatcher", directory=tmp_path, LORAQ_POOOL="x")
@@ -62,7 +62,7 @@ def test_a_variable_that_is_no_setting_is_named_with_the_nearest_that_is(tmp_pat
     assert unknown_variables(["LORAQ_POOL", "loraq_pool", "HOME"]) is None
 
 
-def test_where_no_stack_is_known_a_failure_says_how_to_get_one(tmp_path: Path) -> None:
+def test_without_a_stack_the_error_suggests_loraq_up(tmp_path: Path) -> None:
     failed = _loraq("tenants", "add", "acme", directory=tmp_path)
     assert failed.returncode == 1
     assert f"there is no .loraq/stack.env in {tmp_path}: run `loraq up` here" in failed.stderr
@@ -71,11 +71,11 @@ def test_where_no_stack_is_known_a_failure_says_how_to_get_one(tmp_path: Path) -
     assert "run `loraq up` here" in process.stderr
 
 
-def test_where_the_stack_that_the_settings_name_is_down_a_failure_says_so(tmp_path: Path) -> None:
+def test_if_the_stack_of_the_settings_is_down_the_error_says_so(tmp_path: Path) -> None:
     stack = tmp_path / ".loraq"
     stack.mkdir()
     (stack / "stack.env").write_text("LORAQ_DATABASE_URL=postgresql://127.0.0.1:1/loraq\n")
-    hint = "the settings came from .loraq/stack.env, and its stack is not running: run `loraq up`"
+    hint = "the settings come from .loraq/stack.env, whose stack is not running: run `loraq up`"
     assert hint in _loraq("jobs", directory=tmp_path).stderr
     (stack / "supervisor.lock").touch()
     assert hint in _loraq("jobs", directory=tmp_path).stderr
@@ -85,14 +85,14 @@ def test_where_the_stack_that_the_settings_name_is_down_a_failure_says_so(tmp_pa
         assert "loraq up" not in _loraq("jobs", directory=tmp_path).stderr
 
 
-def test_where_a_server_is_named_a_failure_speaks_of_that_alone(tmp_path: Path) -> None:
+def test_if_the_environment_names_a_server_the_error_does_not_suggest_loraq_up(tmp_path: Path) -> None:
     failed = _loraq("jobs", directory=tmp_path, LORAQ_DATABASE_URL="postgresql://127.0.0.1:1/loraq")
     assert failed.returncode == 1
     assert "127.0.0.1:1" in failed.stderr
     assert "loraq up" not in failed.stderr
 
 
-def test_the_list_of_commands_imports_none_of_them_and_cuts_nothing(tmp_path: Path) -> None:
+def test_help_lists_every_command_without_truncation(tmp_path: Path) -> None:
     shown = _loraq("--help", directory=tmp_path)
     assert all(f"  {name} " in shown.stdout for name in COMMANDS)
     assert "..." not in shown.stdout.partition("Commands:")[2]

@@ -1,4 +1,4 @@
-"""What commands print of what tenants wrote, and which times they take."""
+"""How commands print text that tenants wrote, and which durations they accept."""
 
 import click
 import pytest
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from services.cli.output import DURATION_S, cell, visible
 
 
-def test_a_terminal_obeys_nothing_that_a_tenant_wrote() -> None:
+def test_control_characters_that_a_tenant_wrote_are_escaped() -> None:
     assert cell("\x1b]0;title\x07\x1b[2J\x7f\x9b\r") == "␛]0;title␇␛[2J␡\\u009b␍"
     assert cell("abc\u202e") == "abc\\u202e"
     assert cell(["\x1b[0m", 1]) == "␛[0m 1"
@@ -16,7 +16,7 @@ def test_a_terminal_obeys_nothing_that_a_tenant_wrote() -> None:
 
 
 @given(st.text())
-def test_what_can_be_seen_is_left_as_it_is(text: str) -> None:
+def test_printable_text_is_unchanged(text: str) -> None:
     shown = visible(text)
     assert visible(shown) == shown
     assert all(character.isprintable() or character in "\t\n" for character in shown if ord(character) < 0xA0)

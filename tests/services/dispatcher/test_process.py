@@ -41,7 +41,7 @@ async def test_a_secret_key_that_does_not_match_the_stored_secrets_is_reported_a
     other = world.settings.model_copy(update={"secret_key": SecretStr(new_secret_key())})
     ended = loraq("dispatcher", settings=other)
     assert ended.returncode == 1
-    assert "LORAQ_SECRET_KEY is another one than the tenants' secrets were sealed with" in ended.stderr
+    assert "LORAQ_SECRET_KEY is not the key that the tenants' secrets were sealed with" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -193,7 +193,7 @@ async def test_a_damaged_producer_key_costs_its_tenants_letters_alone(settings: 
         other_key = settings.model_copy(update={"secret_key": SecretStr(new_secret_key())})
         wrong = await dlq(other_key, "replay", "--all", "--again", *edit)
         assert (wrong.returncode, wrong.stdout) == (1, "")
-        assert "LORAQ_SECRET_KEY is another one than the tenants' secrets were sealed with" in wrong.stderr
+        assert "LORAQ_SECRET_KEY is not the key that the tenants' secrets were sealed with" in wrong.stderr
 
 
 async def test_a_record_that_loraq_did_not_put_there_is_named_and_holds_up_no_other(settings: Settings) -> None:
@@ -219,8 +219,8 @@ async def test_what_is_missing_is_named(settings: Settings) -> None:
     no_topic = await dlq(settings, "list")
     assert no_topic.returncode == 1
     assert no_topic.stderr == (
-        f"loraq: there is no topic {settings.dead_topic} on {settings.kafka_bootstrap}; make it with `loraq topics`, or"
-        " let this user describe it\n"
+        f"loraq: there is no topic {settings.dead_topic} on {settings.kafka_bootstrap}; create it with `loraq topics`,"
+        " or allow this user to describe it\n"
     )
     async with open_world(settings) as world:
         async with running_worker(settings):

@@ -57,9 +57,9 @@ def test_times_are_moments_or_ages() -> None:
     assert when("2026-12-01T08:30:00+02:00").isoformat() == "2026-12-01T08:30:00+02:00"
     assert timedelta(hours=1) < when("30m") - when("2h") < timedelta(hours=2)
     for text in ("yesterday", "5w", ""):
-        with pytest.raises(click.BadParameter, match=r"is no time like .* and no age like"):
+        with pytest.raises(click.BadParameter, match=r"is not a time like .* nor an age like"):
             when(text)
-    with pytest.raises(click.BadParameter, match=r"'999999d' is longer ago than the year 1"):
+    with pytest.raises(click.BadParameter, match=r"'999999d' reaches back before the year 1"):
         when("999999d")
 
 

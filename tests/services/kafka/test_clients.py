@@ -1,4 +1,4 @@
-"""Topics as a pool needs them, options as the settings say, and errors that name the culprit."""
+"""The topics of a pool, client options from the settings, and errors that name the culprit."""
 
 import asyncio
 import logging
@@ -33,9 +33,9 @@ SASL = {
 }
 
 
-async def test_the_topics_of_a_pool_are_made_once(broker_settings: Settings) -> None:
-    made = await kafka.ensure_topics(broker_settings)
-    assert {name.removeprefix(f"{broker_settings.topic_prefix}.default.") for name in made} == {
+async def test_the_topics_of_a_pool_are_created_once(broker_settings: Settings) -> None:
+    created = await kafka.ensure_topics(broker_settings)
+    assert {name.removeprefix(f"{broker_settings.topic_prefix}.default.") for name in created} == {
         "jobs.interactive",
         "jobs.standard",
         "jobs.batch",
@@ -57,9 +57,9 @@ async def test_lanes_that_differ_in_partitions_are_refused(settings: Settings) -
 
 
 async def test_a_dead_letter_may_be_larger_than_a_job(broker_settings: Settings) -> None:
-    """The largest record of a job topic fits there with the headers that say why it was put aside."""
+    """The dead-letter topic accepts the largest record of a job topic plus the headers that give the reason."""
     await kafka.ensure_topics(broker_settings)
-    largest, headers = b"x" * (kafka.MAX_RECORD_BYTES - 200), [("why", b"y" * 8192)]
+    largest, headers = b"x" * (kafka.MAX_RECORD_BYTES - 200), [("reason", b"y" * 8192)]
     producer, dead = kafka.producer(broker_settings), kafka.dead_letter_producer(broker_settings)
     await producer.start()
     await dead.start()
@@ -71,8 +71,8 @@ async def test_a_dead_letter_may_be_larger_than_a_job(broker_settings: Settings)
         await dead.stop()
 
 
-async def test_a_consumer_chooses_no_position_by_itself_and_moves_only_by_commit(broker_settings: Settings) -> None:
-    """Where the group has no position, polling says so; what was taken and not committed comes again."""
+async def test_a_consumer_never_resets_its_position_and_moves_only_by_commit(broker_settings: Settings) -> None:
+    """Without a committed offset polling raises; records that were consumed but not committed are consumed again."""
     await kafka.ensure_topics(broker_settings)
     topic = broker_settings.jobs_topic(Lane.STANDARD)
     producer = kafka.producer(broker_settings)
@@ -81,16 +81,20 @@ async def test_a_consumer_chooses_no_position_by_itself_and_moves_only_by_commit
         await producer.send_and_wait(topic, b"value", partition=0)
     await producer.stop()
     with pytest.raises(NoOffsetForPartitionError):
-        await offsets_seen(broker_settings, topic)
+        await consumed_offsets(broker_settings, topic)
     for commit in (0, None, 2):
-        assert await offsets_seen(broker_settings, topic, seek=0 if commit == 0 else None, commit=commit) == [0, 1, 2]
-    assert await offsets_seen(broker_settings, topic) == [2]
+        assert await consumed_offsets(broker_settings, topic, seek=0 if commit == 0 else None, commit=commit) == [
+            0,
+            1,
+            2,
+        ]
+    assert await consumed_offsets(broker_settings, topic) == [2]
 
 
-async def offsets_seen(
+async def consumed_offsets(
     settings: Settings, topic: str, *, seek: int | None = None, commit: int | None = None
 ) -> list[int]:
-    """Offsets of one partition up to the third record, from where the group stands or from `seek`."""
+    """Offsets of one partition up to the third record, from the group's position or from `seek`."""
     partition = TopicPartition(topic, 0)
     consumer = kafka.job_consumer(settings)
     consumer.subscribe([topic])
@@ -98,28 +102,28 @@ async def offsets_seen(
     try:
         if seek is not None:
             consumer.seek(partition, seek)
-        seen: list[int] = []
-        while not seen or seen[-1] < 2:
+        offsets: list[int] = []
+        while not offsets or offsets[-1] < 2:
             for records in (await consumer.getmany(partition, timeout_ms=500)).values():
-                seen += [record.offset for record in records]
+                offsets += [record.offset for record in records]
         if commit is not None:
             await consumer.commit({partition: commit})
-        return seen
+        return offsets
     finally:
-        await kafka.leave(consumer)
+        await kafka.leave_group(consumer)
 
 
 async def test_a_cluster_has_an_id(broker_settings: Settings) -> None:
     assert await kafka.cluster_id(broker_settings)
 
 
-async def test_where_no_broker_answers_the_error_names_the_setting() -> None:
+async def test_if_no_broker_answers_the_error_names_the_setting() -> None:
     nowhere = Settings(_env_file=None, kafka_bootstrap="127.0.0.1:1")
     with pytest.raises(RetryableError, match=r"Kafka at 127\.0\.0\.1:1 .* LORAQ_KAFKA_BOOTSTRAP"):
         await kafka.check_reachable(nowhere)
 
 
-async def test_what_the_library_says_of_brokers_is_told_once_and_later_lines_are_left_alone(
+async def test_broker_errors_of_the_library_are_reported_once_and_its_later_log_lines_pass(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     nowhere, log = Settings(_env_file=None, kafka_bootstrap="127.0.0.1:1"), logging.getLogger("aiokafka")
@@ -163,16 +167,16 @@ def test_missing_credentials_and_files_are_named(tmp_path: Path) -> None:
     ("error", "kind", "sentence"),
     [
         (SaslAuthenticationFailed("no"), ConfigError, "refused the credentials"),
-        (UnsupportedSaslMechanismError("no"), ConfigError, "does not take LORAQ_KAFKA_SASL_MECHANISM=PLAIN"),
+        (UnsupportedSaslMechanismError("no"), ConfigError, "does not support LORAQ_KAFKA_SASL_MECHANISM=PLAIN"),
         (ssl.SSLCertVerificationError("no"), ConfigError, "cannot be trusted; check LORAQ_KAFKA_SSL_CAFILE"),
-        (ssl.SSLError("no"), ConfigError, "do not agree on TLS"),
+        (ssl.SSLError("no"), ConfigError, "the TLS handshake with"),
         (TopicAuthorizationFailedError("no"), ConfigError, "check its ACLs"),
         (MessageSizeTooLargeError("big"), InputError, "larger than"),
-        (KafkaConnectionError("gone"), RetryableError, "did not do as asked"),
-        (OSError("gone"), RetryableError, "did not do as asked"),
+        (KafkaConnectionError("gone"), RetryableError, "the request to Kafka at 127.0.0.1:9092 failed"),
+        (OSError("gone"), RetryableError, "the request to Kafka at 127.0.0.1:9092 failed"),
     ],
 )
-def test_foreign_errors_are_told_apart(error: Exception, kind: type[ServiceError], sentence: str) -> None:
+def test_each_error_has_its_translation(error: Exception, kind: type[ServiceError], sentence: str) -> None:
     translated = kafka.translated(error, Settings(_env_file=None))
     assert type(translated) is kind
     assert sentence in str(translated)

@@ -1,4 +1,4 @@
-"""Batches are read whatever the names of their headers hold, and otherwise as the library reads them."""
+"""Batches with header names of any bytes can be read; all others are read as the library reads them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +12,8 @@ from services.kafka.header_names import _Records
 HEADERS = [("plain", b"\xff"), ("ümlaut", None)]
 
 
-class Odd(str):
-    """A name that is sent as other bytes."""
+class InvalidName(str):
+    """A name that is sent as bytes that are not UTF-8."""
 
     def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
         return b"na\xffme"
@@ -34,8 +34,8 @@ def records(kind: type[Any], content: bytes) -> Iterator[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("compression", [0, 1])
-def test_a_name_of_any_bytes_is_shown_and_its_neighbours_are_read(compression: int) -> None:
-    content = built(["a", Odd(), "b"], compression)
+def test_an_invalid_name_is_escaped_and_the_other_records_are_read(compression: int) -> None:
+    content = built(["a", InvalidName(), "b"], compression)
     with pytest.raises(UnicodeDecodeError):
         list(records(MemoryRecords, content))
     names = [found[-1][0][0] for found in records(_Records, content)]  # type: ignore[index]  # headers

@@ -1,4 +1,4 @@
-"""Codecs that store what was meant or refuse it, and the table of errors."""
+"""Codecs that store values correctly or refuse them, timeouts, and the table of errors."""
 
 import asyncio
 import math
@@ -49,7 +49,7 @@ async def pool(settings: Settings) -> AsyncIterator[Pool]:
 
 @given(text=any_text, value=any_json.filter(lambda value: not isinstance(value, str)))
 @hypothesis_settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_postgres_takes_whatever_a_model_may_say(database_url: str, text: str, value: Any) -> None:
+def test_postgres_stores_any_text_that_a_model_can_generate(database_url: str, text: str, value: Any) -> None:
     async def check() -> None:
         connection = await asyncpg.connect(database_url)
         try:
@@ -65,38 +65,38 @@ def test_postgres_takes_whatever_a_model_may_say(database_url: str, text: str, v
 
 
 @given(st.text(max_size=50).filter(lambda text: "\x00" not in text))
-def test_ordinary_text_is_stored_as_it_is(text: str) -> None:
+def test_ordinary_text_is_stored_unchanged(text: str) -> None:
     assert storable(text) == text
     assert encode_text(text).decode() == text
 
 
-def test_what_postgres_cannot_hold_is_replaced() -> None:
+def test_characters_that_postgres_cannot_store_are_replaced() -> None:
     assert storable("a\x00b") == "a\u2400b"
     assert storable("a\ud800b") == "a\ufffdb"
-    assert storable("\ud83d\ude00") == "\U0001f600", "two halves of one character are that character"
+    assert storable("\ud83d\ude00") == "\U0001f600", "a surrogate pair is one character"
 
 
-def test_jsonb_refuses_what_would_be_encoded_twice() -> None:
-    for already in ('{"a": 1}', b'{"a": 1}'):
+def test_jsonb_refuses_values_that_are_already_encoded() -> None:
+    for encoded in ('{"a": 1}', b'{"a": 1}'):
         with pytest.raises(TypeError, match="takes Python values"):
-            encode_jsonb(already)
+            encode_jsonb(encoded)
     assert encode_jsonb({"a": [math.nan, 1.5, "\x00"]}) == b'\x01{"a":[null,1.5,"\xe2\x90\x80"]}'
 
 
 @pytest.mark.parametrize("prepare", [False, True], ids=["idle", "between preparing and executing"])
-async def test_who_stands_still_in_a_transaction_does_not_hold_its_rows_for_ever(
+async def test_a_process_that_hangs_in_a_transaction_does_not_keep_its_locks_indefinitely(
     settings: Settings, prepare: bool
 ) -> None:
     async with open_pool(settings) as others:
         quick = settings.model_copy(update={"lease_s": 0.5, "database_timeout_s": 1.0})
         async with open_pool(quick) as pool:
-            standing_still = stand_still(pool, until=taken(others), prepare=prepare)
+            hanging = hang(pool, until=lock(others), prepare=prepare)
             with pytest.raises(RetryableError):
-                await standing_still
+                await hanging
 
 
-async def stand_still(pool: Pool, until: Coroutine[Any, Any, None], *, prepare: bool) -> None:
-    async with transaction(pool, "stand still") as connection:
+async def hang(pool: Pool, until: Coroutine[Any, Any, None], *, prepare: bool) -> None:
+    async with transaction(pool, "hang") as connection:
         await connection.execute(LOCK)
         if prepare:
             await connection.prepare("select 2")
@@ -104,8 +104,8 @@ async def stand_still(pool: Pool, until: Coroutine[Any, Any, None], *, prepare: 
         await connection.execute("select 1")
 
 
-async def taken(pool: Pool) -> None:
-    async with transaction(pool, "take over") as connection:
+async def lock(pool: Pool) -> None:
+    async with transaction(pool, "lock") as connection:
         await connection.execute(LOCK)
 
 
@@ -142,26 +142,26 @@ async def test_an_exhausted_pool_is_an_error_not_a_hang(settings: Settings) -> N
                 pass
 
 
-async def test_a_long_statement_is_cut_off(settings: Settings) -> None:
+async def test_a_long_statement_is_cancelled(settings: Settings) -> None:
     async with open_pool(settings.model_copy(update={"database_timeout_s": 1.0})) as pool:
         with pytest.raises(RetryableError, match="could not wait"):
             async with transaction(pool, "wait") as connection:
                 await connection.execute("select pg_sleep(30)")
 
 
-async def test_a_server_that_is_away_is_named_without_its_password(settings: Settings) -> None:
+async def test_an_unreachable_server_is_named_without_its_password(settings: Settings) -> None:
     port = free_ports(1)[0]
     password = secrets.token_hex(8)
-    away = settings.model_copy(
+    unreachable = settings.model_copy(
         update={"database_url": SecretStr(f"postgresql://loraq:{password}@127.0.0.1:{port}/loraq")}
     )
     with pytest.raises(RetryableError, match=rf"connect to Postgres at 127\.0\.0\.1:{port}") as failed:
-        async with open_pool(away):
+        async with open_pool(unreachable):
             pass
     assert password not in str(failed.value)
 
 
-async def test_a_database_that_is_not_migrated_says_what_to_do(pool: Pool) -> None:
+async def test_the_error_of_an_unmigrated_database_names_the_command(pool: Pool) -> None:
     with pytest.raises(ConfigError, match="run `loraq migrate`"):
         async with transaction(pool, "list jobs") as connection:
             await connection.execute("select * from not_there")
@@ -205,7 +205,7 @@ TABLE: list[tuple[BaseException, type[ServiceError]]] = [
     (postgres_error("58030"), RetryableError),
     (asyncpg.InterfaceError("the connection is closed"), RetryableError),
     (asyncpg.exceptions.ClientConfigurationError("bad URL"), ConfigError),
-    # What asyncpg raises, now and then, when the server ends a connection in the middle of an operation.
+    # asyncpg sometimes raises this when the server ends a connection in the middle of an operation.
     (asyncpg.InternalClientError("cannot switch to state 11; another operation (2) is in progress"), RetryableError),
     (ConnectionRefusedError("refused"), RetryableError),
     (ConnectionResetError("reset"), RetryableError),
@@ -214,7 +214,7 @@ TABLE: list[tuple[BaseException, type[ServiceError]]] = [
 
 
 @pytest.mark.parametrize(("theirs", "ours"), TABLE, ids=lambda value: getattr(value, "sqlstate", None))
-def test_each_error_has_its_meaning(theirs: BaseException, ours: type[ServiceError]) -> None:
+def test_each_error_has_its_translation(theirs: BaseException, ours: type[ServiceError]) -> None:
     translated = translate(theirs, "list jobs")
     assert type(translated) is ours
     assert str(translated).startswith("could not list jobs: ")

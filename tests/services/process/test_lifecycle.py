@@ -1,4 +1,4 @@
-"""Life and death of a process: real processes for signals and exit status, the loop for the rest."""
+"""Signals, exit status and health of a process: real processes for the first two, an event loop for the rest."""
 
 import asyncio
 import os
@@ -26,12 +26,12 @@ from services.process.settings import Settings
 
 async def die():
     await asyncio.sleep(0)
-    raise RuntimeError("the tap ran dry")
+    raise RuntimeError("the work failed")
 
 async def end():
     await asyncio.sleep(0)
 
-async def for_ever():
+async def run_until_cancelled():
     await asyncio.Event().wait()
 
 async def serve(life):
@@ -44,7 +44,7 @@ lifecycle.run("sample", Settings(_env_file=None, drain_s=0.2), serve)
 
 @contextmanager
 def program(body: str, tmp_path: Path) -> Iterator[tuple["subprocess.Popen[bytes]", Path]]:
-    """A process whose `serve` is `body`, and the file of its log."""
+    """A process whose `serve` runs `body`, and its log file."""
     log = tmp_path / "log"
     environment = {**os.environ, "LORAQ_HTTP_PORT_FILE": str(tmp_path / "port")}
     source = PROGRAM.replace("BODY", body.strip().replace("\n", "\n    "))
@@ -60,7 +60,7 @@ def program(body: str, tmp_path: Path) -> Iterator[tuple["subprocess.Popen[bytes
 
 
 def wait_until_listening(tmp_path: Path) -> None:
-    eventually_sync((tmp_path / "port").exists, what="the port's file")
+    eventually_sync((tmp_path / "port").exists, what="the port file")
 
 
 def test_a_signal_stops_it_with_status_0(tmp_path: Path) -> None:
@@ -71,11 +71,11 @@ def test_a_signal_stops_it_with_status_0(tmp_path: Path) -> None:
         assert "action=process_stopped" in log.read_text()
 
 
-def test_the_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     with program("await life.until_stopped()\nawait asyncio.Event().wait()", tmp_path) as (process, log):
         wait_until_listening(tmp_path)
         process.send_signal(signal.SIGTERM)
-        eventually_sync(lambda: "action=stopping" in log.read_text(), what="the first signal to be seen")
+        eventually_sync(lambda: "action=stopping" in log.read_text(), what="the first signal to be handled")
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT_S) == 130
 
@@ -83,64 +83,67 @@ def test_the_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ('life.background("tap", die())\nawait life.until_stopped()', "RuntimeError: the tap ran dry"),
-        ('life.background("tap", die())\nawait asyncio.Event().wait()', "RuntimeError: the tap ran dry"),
-        ('life.background("tap", end())\nawait life.until_stopped()', "The background task tap ended by itself."),
-        ('raise ConfigError("LORAQ_POOL: nobody swims")', "LORAQ_POOL: nobody swims"),
+        ('life.background("work", die())\nawait life.until_stopped()', "RuntimeError: the work failed"),
+        ('life.background("work", die())\nawait asyncio.Event().wait()', "RuntimeError: the work failed"),
+        (
+            'life.background("work", end())\nawait life.until_stopped()',
+            "The background task work ended before the process was stopped.",
+        ),
+        ('raise ConfigError("LORAQ_POOL: bad value")', "LORAQ_POOL: bad value"),
         ('raise ValueError("odd")', "ValueError: odd"),
     ],
 )
-def test_a_failure_ends_it_with_status_1_and_its_reason(tmp_path: Path, body: str, reason: str) -> None:
+def test_a_failure_ends_it_with_status_1_and_logs_the_reason(tmp_path: Path, body: str, reason: str) -> None:
     with program(body, tmp_path) as (process, log):
         assert process.wait(TIMEOUT_S) == 1
         assert reason in log.read_text()
         assert "action=process_failed" in log.read_text()
 
 
-def test_what_we_raise_on_purpose_needs_no_traceback(tmp_path: Path) -> None:
-    with program('raise ConfigError("LORAQ_POOL: nobody swims")', tmp_path) as (process, log):
+def test_our_own_errors_are_logged_without_a_traceback(tmp_path: Path) -> None:
+    with program('raise ConfigError("LORAQ_POOL: bad value")', tmp_path) as (process, log):
         process.wait(TIMEOUT_S)
         assert "Traceback" not in log.read_text()
 
 
-def test_a_blocked_loop_ends_it_and_shows_where(tmp_path: Path) -> None:
+def test_a_blocked_loop_ends_it_and_logs_the_stack(tmp_path: Path) -> None:
     with program("time.sleep(600)", tmp_path) as (process, log):
         assert process.wait(TIMEOUT_S) == 1
         assert "action=loop_blocked" in log.read_text()
         assert "in serve" in log.read_text()
 
 
-def test_a_process_that_was_suspended_goes_on(tmp_path: Path) -> None:
+def test_a_suspended_process_continues_when_it_is_resumed(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     with program("await life.until_stopped()", tmp_path) as (process, log):
         wait_until_listening(tmp_path)
         process.send_signal(signal.SIGSTOP)
         with program("time.sleep(600)", other) as (blocked, _):
-            assert blocked.wait(TIMEOUT_S) == 1, "by now a watchdog's limit has passed"
+            assert blocked.wait(TIMEOUT_S) == 1, "by now the watchdog's limit has passed"
         process.send_signal(signal.SIGCONT)
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT_S) == 0
         assert "loop_blocked" not in log.read_text()
 
 
-def test_endless_work_gets_no_grace_and_the_rest_does(tmp_path: Path) -> None:
+def test_endless_tasks_get_no_grace_period_and_others_do(tmp_path: Path) -> None:
     body = """
-life.background("ticker", for_ever(), endless=True)
-async def last_words():
+life.background("endless", run_until_cancelled(), endless=True)
+async def finish():
     await life.stop.wait()
-    print("last words", flush=True)
-life.background("orator", last_words())
+    print("finished in time", flush=True)
+life.background("finish", finish())
 await life.until_stopped(grace_s=600)
 """
     with program(body, tmp_path) as (process, log):
         wait_until_listening(tmp_path)
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT_S) == 0
-        assert "last words" in log.read_text()
+        assert "finished in time" in log.read_text()
 
 
-async def test_the_watchdog_leaves_a_loop_that_turns_alone() -> None:
+async def test_the_watchdog_ignores_a_loop_that_is_not_blocked() -> None:
     blocked = asyncio.Event()
     async with LoopWatchdog(0.2, blocked.set).watching():
         with pytest.raises(TimeoutError):
@@ -179,11 +182,11 @@ async def test_health_readiness_and_metrics_are_served(tmp_path: Path) -> None:
         assert (await get(f"{url}/healthz"))[0] == 503
 
 
-async def test_an_address_that_is_taken_is_named() -> None:
+async def test_an_address_in_use_is_named() -> None:
     async with serve_health(Lifecycle(), "sample", Settings(_env_file=None)) as port:
-        taken = Settings(_env_file=None, http_port=port)
+        same_port = Settings(_env_file=None, http_port=port)
         with pytest.raises(ConfigError, match=f"LORAQ_HTTP_PORT.*127.0.0.1:{port}"):
-            async with serve_health(Lifecycle(), "sample", taken):
+            async with serve_health(Lifecycle(), "sample", same_port):
                 pass
 
 
@@ -194,7 +197,7 @@ async def test_a_port_file_that_cannot_be_written_is_named(tmp_path: Path) -> No
             pass
 
 
-async def test_a_task_that_dies_while_stopping_is_a_failure_too() -> None:
+async def test_a_task_that_dies_during_the_stop_is_a_failure() -> None:
     life = Lifecycle()
 
     async def fail_at_the_end() -> None:

@@ -1,4 +1,4 @@
-"""A batch is counted as its values would be one by one."""
+"""Observing a batch gives the same histogram as observing its values one by one."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +8,7 @@ from services.process.metrics import observe_all
 
 
 @given(st.lists(st.floats(0, 20) | st.sampled_from([0.01, 0.1, 1.0, 10.0])))
-def test_a_batch_counts_as_its_values(values: list[float]) -> None:
+def test_a_batch_counts_like_its_single_values(values: list[float]) -> None:
     pages = []
     for together in (True, False):
         registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""Log lines, trace context and names."""
+"""Log lines, trace context, and the names of metrics and attributes."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @pytest.fixture(autouse=True)
-def _logging_as_it_was() -> Iterator[None]:
+def _restore_logging() -> Iterator[None]:
     handlers = list(logging.getLogger().handlers)
     yield
     logging.getLogger().handlers = handlers
@@ -34,7 +34,7 @@ def configure(log_format: str, log_level: str = "info") -> None:
     telemetry.configure(Settings(_env_file=None, log_format=log_format, log_level=log_level), "sample")
 
 
-def test_a_json_line_holds_sentence_fields_process_and_trace(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_json_line_contains_sentence_fields_process_and_trace(capsys: pytest.CaptureFixture[str]) -> None:
     configure("json")
     with recorded_spans(), telemetry.tracer().start_as_current_span("work") as span:
         telemetry.get_logger().info("Job finished", action="job_finished", tokens=3)
@@ -47,7 +47,7 @@ def test_a_json_line_holds_sentence_fields_process_and_trace(capsys: pytest.Capt
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", line["timestamp"])
 
 
-def test_libraries_log_in_the_same_form_from_warning_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_libraries_log_in_the_same_format_from_warning_up(capsys: pytest.CaptureFixture[str]) -> None:
     configure("json")
     logging.getLogger("aiokafka").info("chatter")
     logging.getLogger("aiokafka").warning("broker %s is away", "b1")
@@ -55,7 +55,7 @@ def test_libraries_log_in_the_same_form_from_warning_up(capsys: pytest.CaptureFi
     assert (line["event"], line["level"], line["process"]) == ("broker b1 is away", "warning", "sample")
 
 
-def test_tracebacks_hold_no_values(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tracebacks_contain_no_values(capsys: pytest.CaptureFixture[str]) -> None:
     configure("json")
     password = "hunter" + str(2)
     try:
@@ -67,13 +67,13 @@ def test_tracebacks_hold_no_values(capsys: pytest.CaptureFixture[str]) -> None:
     assert password not in line["exception"]
 
 
-def test_the_level_is_honoured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_below_the_level_are_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     configure("console", "error")
-    telemetry.get_logger().warning("Not said", action="silence")
+    telemetry.get_logger().warning("Dropped", action="dropped")
     assert capsys.readouterr() == ("", "")
 
 
-def test_before_configuration_stdout_stays_clean(capsys: pytest.CaptureFixture[str]) -> None:
+def test_before_configuration_nothing_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     structlog.reset_defaults()
     telemetry.get_logger().warning("Careful", action="careful")
     telemetry.get_logger().info("Chatter", action="chatter")
@@ -83,14 +83,14 @@ def test_before_configuration_stdout_stays_clean(capsys: pytest.CaptureFixture[s
     assert "Chatter" not in err
 
 
-def test_configuring_twice_logs_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_configuring_twice_logs_each_line_once(capsys: pytest.CaptureFixture[str]) -> None:
     configure("console")
     configure("json")
     logging.getLogger("library").warning("once")
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_a_traceparent_goes_in_and_out_unchanged() -> None:
+def test_a_traceparent_is_propagated_unchanged() -> None:
     span = trace.get_current_span(telemetry.context_from(TRACEPARENT))
     with trace.use_span(span):
         assert telemetry.current_traceparent() == TRACEPARENT
@@ -98,7 +98,7 @@ def test_a_traceparent_goes_in_and_out_unchanged() -> None:
 
 
 @pytest.mark.parametrize("bad", [None, "", "nonsense", "00-0-0-01", "00-" + "0" * 32 + "-b7ad6b7169203331-01"])
-def test_a_bad_traceparent_begins_a_trace_of_its_own(bad: str | None) -> None:
+def test_a_bad_traceparent_starts_a_new_trace(bad: str | None) -> None:
     with recorded_spans() as spans:
         with telemetry.tracer().start_as_current_span("work", context=telemetry.context_from(bad)):
             pass
@@ -126,7 +126,7 @@ def test_a_renamed_alarm_is_also_counted_under_its_former_label(
     assert former not in capsys.readouterr().err, "the log line has the new action only"
 
 
-def test_names_of_metrics_are_ours_or_a_conventions() -> None:
+def test_metric_names_start_with_our_prefix_or_a_conventional_one() -> None:
     metrics = [each for each in vars(telemetry).values() if isinstance(each, Counter | Gauge | Histogram)]
     names = [metric._name for metric in metrics]
     assert len(names) > 30
@@ -134,7 +134,7 @@ def test_names_of_metrics_are_ours_or_a_conventions() -> None:
     assert all(re.fullmatch(r"(loraq|messaging|gen_ai)_[a-z_]+", name) for name in names)
 
 
-def test_names_of_attributes_and_metrics_stand_nowhere_else() -> None:
+def test_no_other_module_spells_out_attribute_or_metric_names() -> None:
     quoted = re.compile(r"""["'](?:messaging|gen_ai|loraq)[._][a-z_.]+["']""")
     names = {value for name, value in vars(telemetry).items() if name.isupper() and isinstance(value, str)}
     services = Path(telemetry.__file__).parents[1]

@@ -1,4 +1,4 @@
-"""Delays double per adapter up to a minute, and one adapter's never touch another's."""
+"""Delays double per adapter up to a minute, independently of other adapters."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +22,7 @@ def test_a_key_waits_for_its_own_delay_only() -> None:
     assert backoff.waiting(now=12.0) == []
 
 
-def test_a_verdict_ends_the_series() -> None:
+def test_a_settled_key_starts_over() -> None:
     backoff = Backoff()
     backoff.failed("a", now=0.0)
     backoff.failed("a", now=0.0)

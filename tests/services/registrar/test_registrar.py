@@ -1,4 +1,4 @@
-"""The registrar's verdicts: every way to be wrong costs that adapter alone."""
+"""Admission and rejection: a bad adapter never affects another."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ async def row_of(pool: Pool, ref: str, tenant: str = "acme") -> AdapterRow:
 
 
 async def insert_pending(pool: Pool, store: ObjectStore, name: str, files: dict[str, bytes], digest: str) -> None:
-    """What another client may have pushed, without our checks before it."""
+    """As another client may push it, without our checks before the upload."""
     for file, content in files.items():
         await store.put_bytes(f"acme/{name}/{digest}/{file}", content, "application/octet-stream")
     async with transaction(pool) as connection:
@@ -48,7 +48,7 @@ async def push_unchecked(pool: Pool, store: ObjectStore, name: str, directory: P
     await insert_pending(pool, store, name, files, adapter_digest(directory))
 
 
-async def test_a_good_adapter_becomes_ready_with_what_was_found(
+async def test_a_good_adapter_becomes_ready_with_its_properties(
     pool: Pool, registrar: Registrar, push_dir: PushDir, adapter_dir: MakeAdapter, acme: str
 ) -> None:
     await push_dir(acme, "tone", adapter_dir(rank=8, targets=("q_proj", "v_proj")))
@@ -61,7 +61,7 @@ async def test_a_good_adapter_becomes_ready_with_what_was_found(
     assert not await registrar.admit_next()
 
 
-async def test_another_base_name_with_fitting_shapes_is_ready_with_a_remark(
+async def test_an_adapter_that_fits_but_names_another_base_is_ready_with_a_remark(
     pool: Pool, registrar: Registrar, push_dir: PushDir, adapter_dir: MakeAdapter, acme: str
 ) -> None:
     await push_dir(acme, "tone", adapter_dir(base_model_name_or_path="someone/other-model"))
@@ -107,7 +107,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-async def test_a_bad_adapter_is_rejected_with_the_reason_and_the_next_one_is_served(
+async def test_a_bad_adapter_is_rejected_with_the_reason_and_the_next_one_is_admitted(
     case: str,
     pool: Pool,
     store: ObjectStore,
@@ -116,9 +116,9 @@ async def test_a_bad_adapter_is_rejected_with_the_reason_and_the_next_one_is_ser
     adapter_dir: MakeAdapter,
     acme: str,
 ) -> None:
-    spoil, sentence = BROKEN[case]
+    damage, sentence = BROKEN[case]
     directory = adapter_dir("bad")
-    spoil(directory)
+    damage(directory)
     await push_unchecked(pool, store, "bad", directory)
     await push_dir(acme, "good", adapter_dir("good"))
     assert await registrar.admit_next()
@@ -146,7 +146,7 @@ async def test_a_missing_file_is_rejected_and_named(
     assert "adapter_model.safetensors" in row.status_reason
 
 
-async def test_a_store_in_trouble_leaves_it_pending_for_later(
+async def test_an_adapter_stays_pending_while_the_store_fails(
     pool: Pool, store: ObjectStore, registrar: Registrar, push_dir: PushDir, adapter_dir: MakeAdapter, acme: str
 ) -> None:
     directory = adapter_dir()
@@ -159,13 +159,13 @@ async def test_a_store_in_trouble_leaves_it_pending_for_later(
     assert delayed.status == "pending"
     assert delayed.status_reason is not None
     assert "bytes instead of" in delayed.status_reason
-    assert not await registrar.admit_next(), "it waits for its back-off"
+    assert not await registrar.admit_next(), "its back-off has not ended"
     await store.put_bytes(key, whole, "application/octet-stream")
     assert await eventually(registrar.admit_next, what="the back-off to end")
     assert (await row_of(pool, pushed.ref)).status == "ready"
 
 
-async def test_a_failing_check_of_an_unforeseen_kind_costs_that_adapter_alone(
+async def test_an_unexpected_error_of_a_check_rejects_only_that_adapter(
     pool: Pool,
     registrar: Registrar,
     push_dir: PushDir,
@@ -185,11 +185,11 @@ async def test_a_failing_check_of_an_unforeseen_kind_costs_that_adapter_alone(
     assert "RecursionError: too deep" in row.status_reason
 
 
-async def test_several_lanes_share_the_work_and_wake_on_notify(
+async def test_several_tasks_share_the_work_and_wake_on_notify(
     pool: Pool, registrar: Registrar, push_dir: PushDir, adapter_dir: MakeAdapter, acme: str
 ) -> None:
     stop = asyncio.Event()
-    lanes = [asyncio.create_task(registrar.lane(stop)) for _ in range(3)]
+    tasks = [asyncio.create_task(registrar.admit_until(stop)) for _ in range(3)]
     for number in range(5):
         await push_dir(acme, f"tone-{number}", adapter_dir(f"tone-{number}", seed=number))
     registrar.wake()
@@ -199,9 +199,9 @@ async def test_several_lanes_share_the_work_and_wake_on_notify(
             rows = await list_adapters(connection, acme)
         return [row.status for row in rows] == ["ready"] * 5
 
-    await eventually(all_ready, what="five verdicts")
+    await eventually(all_ready, what="five ready adapters")
     stop.set()
-    await asyncio.gather(*lanes)
+    await asyncio.gather(*tasks)
 
 
 async def test_disabling_and_enabling(
@@ -219,7 +219,7 @@ async def test_disabling_and_enabling(
     assert (await row_of(pool, "tone@2")).status == "pending", "it was never checked"
 
 
-async def test_partitions_are_made_though_the_default_one_holds_rows_of_a_coming_day(
+async def test_partitions_are_created_though_the_default_one_has_rows_of_a_coming_day(
     pool: Pool, database_url: str
 ) -> None:
     async with transaction(pool) as connection:
@@ -232,10 +232,10 @@ async def test_partitions_are_made_though_the_default_one_holds_rows_of_a_coming
             "select count(*) from pg_class where relname = any(array(select 'jobs_' || to_char(current_date + d, "
             "'YYYYMMDD') from generate_series(0, 9) d))"
         )
-    assert days == 9, "all but the day whose rows are in the default partition"
+    assert days == 9, "all days except the one with rows in the default partition"
 
 
-async def test_maintenance_makes_partitions(pool: Pool, database_url: str) -> None:
+async def test_maintenance_creates_partitions(pool: Pool, database_url: str) -> None:
     connection = await asyncpg.connect(database_url)
     name = await connection.fetchval("select 'loraq.jobs_' || to_char(current_date, 'YYYYMMDD')")
     await connection.execute(f"drop table {name}")

@@ -1,4 +1,4 @@
-"""The store: real calls on a real store, and the table of its errors."""
+"""Calls on a real store, and the table of its errors."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ async def store(store_settings: Settings) -> AsyncIterator[ObjectStore]:
         yield store
 
 
-async def test_what_is_put_comes_back(store: ObjectStore, tmp_path: Path) -> None:
+async def test_an_uploaded_file_downloads_unchanged(store: ObjectStore, tmp_path: Path) -> None:
     content = bytes(range(256)) * 4096
     (tmp_path / "out").write_bytes(content)
     sent: list[int] = []
@@ -41,7 +41,7 @@ async def test_what_is_put_comes_back(store: ObjectStore, tmp_path: Path) -> Non
     assert size == sum(sent) == sum(received) == len(content)
 
 
-async def test_a_large_file_goes_up_in_parts(store: ObjectStore, tmp_path: Path) -> None:
+async def test_a_large_file_is_uploaded_in_parts(store: ObjectStore, tmp_path: Path) -> None:
     content = b"loraq" * (4 * MIB)
     (tmp_path / "out").write_bytes(content)
     await store.put_file("large", tmp_path / "out")
@@ -61,20 +61,20 @@ async def test_heads_lists_and_deletes(store: ObjectStore) -> None:
     assert await store.head("a/1") is None
 
 
-async def test_a_missing_object_is_told_apart(store: ObjectStore, tmp_path: Path) -> None:
+async def test_a_missing_object_has_its_own_error(store: ObjectStore, tmp_path: Path) -> None:
     with pytest.raises(MissingObjectError, match="could not download s3://"):
         await store.get_to("nowhere", tmp_path / "in", 100)
     assert not (tmp_path / "in").exists()
 
 
-async def test_more_than_expected_is_not_taken(store: ObjectStore, tmp_path: Path) -> None:
+async def test_an_object_larger_than_expected_is_refused(store: ObjectStore, tmp_path: Path) -> None:
     await store.put_bytes("key", b"x" * 1000, "text/plain")
     with pytest.raises(RetryableError, match="larger than the 999 bytes"):
         await store.get_to("key", tmp_path / "in", 999)
 
 
-async def test_making_the_bucket_twice_is_fine(store_settings: Settings) -> None:
-    fresh = store_settings.model_copy(update={"s3_bucket": f"{store_settings.s3_bucket}-made"})
+async def test_concurrent_creation_of_the_bucket_succeeds(store_settings: Settings) -> None:
+    fresh = store_settings.model_copy(update={"s3_bucket": f"{store_settings.s3_bucket}-new"})
     async with open_store(fresh) as store:
         await asyncio.gather(store.ensure_bucket(), store.ensure_bucket())
         await store.put_bytes("key", b"content", "text/plain")
@@ -82,13 +82,13 @@ async def test_making_the_bucket_twice_is_fine(store_settings: Settings) -> None
         await asyncio.to_thread(store._client.delete_bucket, Bucket=fresh.s3_bucket)
 
 
-async def test_a_signed_address_needs_no_keys(store: ObjectStore) -> None:
+async def test_a_presigned_url_needs_no_keys(store: ObjectStore) -> None:
     await store.put_bytes("key", b"content", "text/plain")
     async with aiohttp.ClientSession() as session, session.get(store.presigned_url("key", 60)) as answer:
         assert await answer.read() == b"content"
 
 
-async def test_wrong_keys_are_named_and_may_be_mended(store_settings: Settings) -> None:
+async def test_wrong_keys_are_named_and_retryable(store_settings: Settings) -> None:
     async with open_store(store_settings.model_copy(update={"s3_access_key": "wrong"})) as store:
         with pytest.raises(RetryableError, match="LORAQ_S3_ACCESS_KEY"):
             await store.list("")
@@ -133,7 +133,7 @@ TABLE: list[tuple[Exception, type[ServiceError]]] = [
 
 
 @pytest.mark.parametrize(("theirs", "ours"), TABLE, ids=lambda value: type(value).__name__ if value else "")
-def test_each_error_has_its_meaning(theirs: Exception, ours: type[ServiceError]) -> None:
+def test_each_error_has_its_translation(theirs: Exception, ours: type[ServiceError]) -> None:
     translated = translate(theirs, "read it")
     assert type(translated) is ours
     assert str(translated).startswith("could not read it: ")

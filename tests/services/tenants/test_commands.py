@@ -1,4 +1,4 @@
-"""The commands as a person and a script see them."""
+"""The commands for tenants, adapters and endpoints, with readable output and with --json."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tests.services.conftest import MakeAdapter
 
 
 class Ran(NamedTuple):
-    """How a command ended."""
+    """Exit status and output of a command."""
 
     status: int
     stdout: str
@@ -31,7 +31,7 @@ Run = Callable[..., Ran]
 
 @pytest.fixture
 def run(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Runs `loraq …` in this process; no verdict is waited for."""
+    """Runs `loraq …` in this process, without a registrar."""
     monkeypatch.chdir(tmp_path)
     for name, value in settings_environment(settings).items():
         monkeypatch.setenv(name, value)
@@ -45,7 +45,7 @@ def run(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return run
 
 
-def test_a_new_tenant_s_secrets_are_shown_once(run: Run) -> None:
+def test_secrets_of_a_new_tenant_are_shown_once(run: Run) -> None:
     added = run("tenants", "add", "acme", "--json")
     assert added.status == 0
     (line,) = added.lines
@@ -60,13 +60,13 @@ def test_a_new_tenant_s_secrets_are_shown_once(run: Run) -> None:
     assert "not shown again" in human.stderr
 
 
-def test_adding_a_tenant_twice_fails_clearly(run: Run) -> None:
+def test_adding_a_tenant_twice_is_an_error(run: Run) -> None:
     run("tenants", "add", "acme")
     again = run("tenants", "add", "acme")
-    assert again == Ran(1, "", "loraq: there is already a tenant acme; see `loraq tenants show acme`\n")
+    assert again == Ran(1, "", "loraq: tenant acme already exists; see `loraq tenants show acme`\n")
 
 
-def test_a_tenant_needs_a_key_to_seal_its_secrets_with(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adding_a_tenant_needs_the_secret_key(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LORAQ_SECRET_KEY")
     failed = run("tenants", "add", "acme")
     assert failed.status == 1
@@ -87,12 +87,12 @@ def test_a_tenant_needs_a_key_to_seal_its_secrets_with(run: Run, monkeypatch: py
         ("jobs", "show", "01930000-0000-7000-8000-000000000000", "--tenant", "nobody"),
     ],
 )
-def test_an_unknown_tenant_is_told_how_to_be_added(run: Run, arguments: tuple[str, ...]) -> None:
+def test_the_error_for_an_unknown_tenant_names_the_command_to_add_it(run: Run, arguments: tuple[str, ...]) -> None:
     failed = run(*arguments)
     assert failed == Ran(1, "", "loraq: there is no tenant nobody; add it with `loraq tenants add nobody`\n")
 
 
-def test_pushing_listing_showing_and_changing(run: Run, adapter_dir: MakeAdapter) -> None:
+def test_adapters_are_pushed_listed_shown_and_changed(run: Run, adapter_dir: MakeAdapter) -> None:
     run("tenants", "add", "acme")
     common = ("--tenant", "acme", "--json")
     for seed in (1, 2):
@@ -118,20 +118,20 @@ def test_pushing_listing_showing_and_changing(run: Run, adapter_dir: MakeAdapter
     assert "see `loraq adapters list" in run("adapters", "show", "other", "--tenant", "acme").stderr
 
 
-def test_a_push_without_a_registrar_says_so(run: Run, adapter_dir: MakeAdapter) -> None:
+def test_a_push_without_a_registrar_suggests_to_start_one(run: Run, adapter_dir: MakeAdapter) -> None:
     run("tenants", "add", "acme")
     pushed = run("adapters", "push", adapter_dir(), "--name", "tone", "--tenant", "acme", "--timeout", "0.3")
     assert pushed.status == 1
     assert "is `loraq registrar` running?" in pushed.stderr
 
 
-def test_a_push_of_what_is_no_adapter_is_refused_at_once(run: Run, tmp_path: Path) -> None:
+def test_a_push_of_a_directory_without_an_adapter_is_refused_at_once(run: Run, tmp_path: Path) -> None:
     failed = run("adapters", "push", tmp_path, "--name", "tone", "--tenant", "acme")
     assert failed.status == 1
     assert "adapter_config.json does not exist" in failed.stderr
 
 
-def test_endpoints(run: Run) -> None:
+def test_endpoints_are_added_listed_and_removed(run: Run) -> None:
     run("tenants", "add", "acme")
     tenant = ("--tenant", "acme")
     assert run("endpoints", "add", "main", "https://example.com/hook", *tenant).status == 0
@@ -159,17 +159,19 @@ def test_an_endpoint_that_would_be_blocked_is_registered_with_a_warning(
     assert run("endpoints", "add", "inside", "http://127.0.0.1:8080/hook", "--tenant", "acme").stderr == ""
 
 
-def test_with_a_registrar_a_push_waits_for_its_verdict(settings_with_base: Settings, adapter_dir: MakeAdapter) -> None:
+def test_with_a_registrar_a_push_waits_until_it_is_admitted_or_rejected(
+    settings_with_base: Settings, adapter_dir: MakeAdapter
+) -> None:
     settings = settings_with_base
     assert loraq("tenants", "add", "acme", settings=settings).returncode == 0
     with spawn(["registrar"], settings) as registrar:
         good = loraq("adapters", "push", str(adapter_dir()), "--tenant", "acme", "--name", "tone", settings=settings)
         assert (good.returncode, good.stderr) == (0, "")
         assert good.stdout.startswith("tone@1 of acme is ready (rank 4: ")
-        ill = adapter_dir("ill", targets=("q_proj",), target_modules=["v_proj"])
-        bad = loraq("adapters", "push", str(ill), "--tenant", "acme", "--name", "ill", settings=settings)
+        broken = adapter_dir("broken", targets=("q_proj",), target_modules=["v_proj"])
+        bad = loraq("adapters", "push", str(broken), "--tenant", "acme", "--name", "broken", settings=settings)
         assert bad.returncode == 1
-        assert bad.stderr.startswith("loraq: ill@1 was rejected: tensor ")
+        assert bad.stderr.startswith("loraq: broken@1 was rejected: tensor ")
         assert registrar.stop() == 0
 
 
@@ -181,6 +183,5 @@ def test_a_registrar_without_a_base_model_ends_at_once(settings: Settings) -> No
 
 
 @pytest.mark.parametrize("name", ["", "ÄCME", "two words"])
-def test_a_name_that_no_tenant_can_have_is_not_proposed(name: str) -> None:
-    said = str(unknown_tenant(name))
-    assert said == f"there is no tenant {name!r}, and none can have that name; see `loraq tenants list`"
+def test_an_invalid_tenant_name_is_not_suggested_for_adding(name: str) -> None:
+    assert str(unknown_tenant(name)) == f"{name!r} is not a valid tenant name; see `loraq tenants list`"

@@ -1,4 +1,4 @@
-"""Secrets: sealed with the right key only, and of the form that others expect."""
+"""Secrets: only the right key opens them, and they have the format that other libraries expect."""
 
 import base64
 
@@ -15,15 +15,15 @@ KEY = SecretStr(new_secret_key())
 
 
 @given(st.binary(max_size=200))
-def test_what_is_sealed_opens_again(secret: bytes) -> None:
+def test_a_sealed_secret_can_be_opened(secret: bytes) -> None:
     box = SecretBox(KEY)
     sealed = box.seal(secret)
     assert box.open(sealed) == secret
-    assert sealed != box.seal(secret), "a fresh nonce each time"
+    assert sealed != box.seal(secret), "a new nonce each time"
 
 
 @given(st.integers(min_value=0), st.integers(1, 255))
-def test_any_changed_byte_is_noticed(position: int, change: int) -> None:
+def test_any_changed_byte_is_detected(position: int, change: int) -> None:
     box = SecretBox(KEY)
     sealed = bytearray(box.seal(b"secret"))
     sealed[position % len(sealed)] ^= change
@@ -32,7 +32,7 @@ def test_any_changed_byte_is_noticed(position: int, change: int) -> None:
 
 
 @pytest.mark.parametrize("damaged", [b"", b"\x01", b"\x01" + b"0" * 12])
-def test_what_is_too_short_is_noticed(damaged: bytes) -> None:
+def test_a_truncated_secret_is_detected(damaged: bytes) -> None:
     with pytest.raises(ConfigError, match="LORAQ_SECRET_KEY"):
         SecretBox(KEY).open(damaged)
 
@@ -50,7 +50,7 @@ def test_another_key_opens_nothing() -> None:
         (SecretStr(base64.b64encode(b"short").decode()), "holds 5 bytes instead of 32"),
     ],
 )
-def test_a_wrong_key_is_refused_with_the_way_to_make_one(key: SecretStr | None, sentence: str) -> None:
+def test_a_wrong_key_is_refused_with_the_command_that_creates_one(key: SecretStr | None, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence) as refused:
         SecretBox(key)
     assert "openssl rand -base64 32" in str(refused.value)

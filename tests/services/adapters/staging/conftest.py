@@ -1,4 +1,4 @@
-"""Staging needs the store alone."""
+"""Tests of staging need only the store."""
 
 import pytest
 

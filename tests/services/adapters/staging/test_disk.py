@@ -1,4 +1,4 @@
-"""The cache directory: entries are whole or absent, and processes do not take them from each other."""
+"""The cache directory: entries are complete or absent, and no process evicts an entry that another one uses."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def names(cache: DiskCache) -> set[str]:
     return {entry.digest for entry in cache.entries()}
 
 
-def test_an_entry_is_there_once_published(cache: DiskCache) -> None:
+def test_a_published_entry_can_be_acquired(cache: DiskCache) -> None:
     assert cache.acquire(A, 10) is None
     fill(cache, A)
     holder = cache.acquire(A, 10)
@@ -48,14 +48,14 @@ def test_an_entry_is_there_once_published(cache: DiskCache) -> None:
     assert list(cache.partial.iterdir()) == []
 
 
-def test_what_is_not_published_vanishes(cache: DiskCache) -> None:
+def test_an_unpublished_directory_is_removed(cache: DiskCache) -> None:
     with cache.filling(A) as directory:
         (directory / FILES[0]).write_bytes(b"half")
     assert names(cache) == set()
     assert list(cache.partial.iterdir()) == []
 
 
-def test_the_slower_of_two_that_publish_leaves_the_entry_alone(cache: DiskCache) -> None:
+def test_the_slower_of_two_publishers_keeps_the_existing_entry(cache: DiskCache) -> None:
     with cache.filling(A) as slow:
         for name in FILES:
             (slow / name).write_bytes(b"54321")
@@ -65,14 +65,14 @@ def test_the_slower_of_two_that_publish_leaves_the_entry_alone(cache: DiskCache)
     assert list(cache.partial.iterdir()) == []
 
 
-def test_an_entry_of_the_wrong_length_is_dropped(cache: DiskCache) -> None:
+def test_an_entry_of_the_wrong_size_is_removed(cache: DiskCache) -> None:
     fill(cache, A)
     (cache.path(A) / FILES[1]).write_bytes(b"")
     assert cache.acquire(A, 10) is None
     assert names(cache) == set()
 
 
-def test_using_an_entry_makes_it_the_last_to_go(cache: DiskCache) -> None:
+def test_a_used_entry_is_evicted_last(cache: DiskCache) -> None:
     fill(cache, A, used_at=1.0)
     fill(cache, B, used_at=2.0)
     holder = cache.acquire(A, 10)
@@ -82,7 +82,7 @@ def test_using_an_entry_makes_it_the_last_to_go(cache: DiskCache) -> None:
     assert names(cache) == {A}
 
 
-def test_entries_in_use_stay_and_the_reason_is_given(cache: DiskCache) -> None:
+def test_entries_in_use_stay_and_the_error_names_the_setting(cache: DiskCache) -> None:
     fill(cache, A, used_at=1.0)
     fill(cache, B, used_at=2.0)
     holder = cache.acquire(A, 10)
@@ -96,14 +96,14 @@ def test_entries_in_use_stay_and_the_reason_is_given(cache: DiskCache) -> None:
     assert names(cache) == set()
 
 
-def test_a_full_disk_costs_idle_entries_though_the_budget_is_kept(cache: DiskCache) -> None:
+def test_a_full_disk_evicts_idle_entries_even_within_the_budget(cache: DiskCache) -> None:
     fill(cache, A, used_at=1.0)
     fill(cache, B, used_at=2.0)
     cache.free(10)
     assert names(cache) == {B}
 
 
-def test_what_dead_processes_left_is_swept_and_what_living_ones_fill_is_not(cache: DiskCache) -> None:
+def test_leftovers_of_dead_processes_are_removed_and_directories_being_filled_are_not(cache: DiskCache) -> None:
     leftover = cache.partial / f"{B}.dead"
     leftover.mkdir()
     (leftover / FILES[0]).write_bytes(b"half")
@@ -113,7 +113,7 @@ def test_what_dead_processes_left_is_swept_and_what_living_ones_fill_is_not(cach
         assert not leftover.exists()
 
 
-def test_another_process_s_use_is_respected_until_it_dies(cache: DiskCache) -> None:
+def test_an_entry_that_another_process_uses_stays_until_that_process_dies(cache: DiskCache) -> None:
     fill(cache, A)
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(cache.root), A], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -128,13 +128,13 @@ def test_another_process_s_use_is_respected_until_it_dies(cache: DiskCache) -> N
     assert names(cache) == set()
 
 
-def test_a_directory_that_cannot_be_made_is_a_setting_s_fault(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_names_the_setting(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"LORAQ_CACHE_DIR: cannot write to .*Not a directory"):
         DiskCache(tmp_path / "file" / "adapters", 1)
 
 
-def test_foreign_names_are_no_entries(cache: DiskCache) -> None:
+def test_other_directories_are_not_entries(cache: DiskCache) -> None:
     (cache.root / "notes").mkdir()
     (cache.root / C[:-1]).mkdir()
     fill(cache, C)

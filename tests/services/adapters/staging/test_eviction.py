@@ -1,4 +1,4 @@
-"""Eviction as a rule: least recently used first, never what is in use, no more than needed."""
+"""Eviction: least recently used first, never an entry in use, no more than needed."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,29 +19,29 @@ entries = st.lists(
 sizes = st.integers(0, 300)
 
 
-@given(held=entries, incoming=sizes, budget=sizes)
-def test_what_is_planned_makes_room_and_spares_what_is_in_use(held: list[Entry], incoming: int, budget: int) -> None:
-    victims = plan_eviction(held, incoming, budget)
-    in_use = sum(entry.size_bytes for entry in held if entry.in_use)
+@given(present=entries, incoming=sizes, budget=sizes)
+def test_a_plan_makes_room_and_keeps_entries_in_use(present: list[Entry], incoming: int, budget: int) -> None:
+    victims = plan_eviction(present, incoming, budget)
+    in_use = sum(entry.size_bytes for entry in present if entry.in_use)
     assert (victims is None) == (in_use + incoming > budget)
     if victims is not None:
-        kept = [entry for entry in held if entry not in victims]
+        kept = [entry for entry in present if entry not in victims]
         assert sum(entry.size_bytes for entry in kept) + incoming <= budget
         assert not any(victim.in_use for victim in victims)
 
 
-@given(held=entries, incoming=sizes, budget=sizes)
-def test_nothing_is_evicted_that_need_not_be(held: list[Entry], incoming: int, budget: int) -> None:
-    victims = plan_eviction(held, incoming, budget)
+@given(present=entries, incoming=sizes, budget=sizes)
+def test_no_more_is_evicted_than_needed(present: list[Entry], incoming: int, budget: int) -> None:
+    victims = plan_eviction(present, incoming, budget)
     if victims:
-        spared = [entry for entry in held if entry not in victims[:-1]]
+        spared = [entry for entry in present if entry not in victims[:-1]]
         assert sum(entry.size_bytes for entry in spared) + incoming > budget
 
 
-@given(held=entries, incoming=sizes, budget=sizes)
-def test_the_least_recently_used_go_first(held: list[Entry], incoming: int, budget: int) -> None:
-    victims = plan_eviction(held, incoming, budget)
+@given(present=entries, incoming=sizes, budget=sizes)
+def test_the_least_recently_used_are_evicted_first(present: list[Entry], incoming: int, budget: int) -> None:
+    victims = plan_eviction(present, incoming, budget)
     if victims:
-        kept_idle = [entry for entry in held if entry not in victims and not entry.in_use]
+        kept_idle = [entry for entry in present if entry not in victims and not entry.in_use]
         newest = max(victim.last_used for victim in victims)
         assert all(entry.last_used >= newest for entry in kept_idle)

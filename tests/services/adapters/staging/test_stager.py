@@ -1,4 +1,4 @@
-"""Fetching from the real store: one download for all who wait, verified before anyone sees it."""
+"""Fetching from a real store: one download for all callers, verified before the adapter is visible."""
 
 import asyncio
 import errno
@@ -22,7 +22,7 @@ from tests.waiting import eventually
 
 
 class CountingStore(ObjectStore):
-    """The real store; counts downloads of weights, and holds them back while `gate` is closed."""
+    """The real store; counts downloads of weights and delays them while `gate` is closed."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -42,7 +42,7 @@ class CountingStore(ObjectStore):
 
 
 class Adapter:
-    """An adapter in the store: what a registry row says of it."""
+    """An adapter in the store, with the fields of its registry row."""
 
     def __init__(self, directory: Path, bucket: str) -> None:
         self.directory = directory
@@ -71,10 +71,10 @@ async def store(settings: Settings) -> AsyncIterator[CountingStore]:
 
 @pytest.fixture
 async def adapters(directories: list[Path], store: CountingStore) -> list[Adapter]:
-    made = [Adapter(directory, store.bucket) for directory in directories]
-    for adapter in made:
+    adapters = [Adapter(directory, store.bucket) for directory in directories]
+    for adapter in adapters:
         await upload(store, adapter)
-    return made
+    return adapters
 
 
 async def upload(store: ObjectStore, adapter: Adapter) -> None:
@@ -90,7 +90,7 @@ async def stager(settings: Settings, store: CountingStore) -> AsyncIterator[Stag
     await stager.close()
 
 
-async def test_both_files_arrive_once(stager: Stager, store: CountingStore, adapters: list[Adapter]) -> None:
+async def test_both_files_are_downloaded_once(stager: Stager, store: CountingStore, adapters: list[Adapter]) -> None:
     for _ in range(3):
         path = await stager.fetch(*adapters[0].row)
     assert adapter_digest(path) == adapters[0].digest
@@ -104,7 +104,7 @@ async def test_twenty_waiters_share_one_download(stager: Stager, store: Counting
     assert store.downloads == 1
 
 
-async def test_a_waiter_that_gives_up_does_not_stop_the_others(
+async def test_a_cancelled_waiter_does_not_stop_the_others(
     stager: Stager, store: CountingStore, adapters: list[Adapter]
 ) -> None:
     store.gate.clear()
@@ -119,7 +119,7 @@ async def test_a_waiter_that_gives_up_does_not_stop_the_others(
         await first
 
 
-async def test_one_cold_adapter_does_not_hold_up_another(
+async def test_one_cold_adapter_does_not_delay_another(
     stager: Stager, store: CountingStore, adapters: list[Adapter]
 ) -> None:
     await stager.fetch(*adapters[1].row)
@@ -131,16 +131,16 @@ async def test_one_cold_adapter_does_not_hold_up_another(
     await waiting
 
 
-async def test_wrong_bytes_of_the_right_length_are_never_visible(
+async def test_wrong_content_of_the_right_size_is_never_visible(
     stager: Stager, store: CountingStore, adapters: list[Adapter]
 ) -> None:
     adapter = adapters[0]
     weights = bytearray((adapter.directory / FILES[1]).read_bytes())
     weights[-1] ^= 1
     await store.put_bytes(adapter.prefix.child(FILES[1]), bytes(weights), "application/octet-stream")
-    with pytest.raises(RetryableError, match="holds other bytes than were pushed"):
+    with pytest.raises(RetryableError, match="has other content than was pushed"):
         await stager.fetch(*adapter.row)
-    assert store.downloads == 3, "tried again before it was given up"
+    assert store.downloads == 3, "retried twice before it failed"
     assert stager.cache.entries() == []
     assert list(stager.cache.partial.iterdir()) == []
     await upload(store, adapter)
@@ -148,7 +148,7 @@ async def test_wrong_bytes_of_the_right_length_are_never_visible(
 
 
 @pytest.mark.parametrize("change_bytes", [-1, 1])
-async def test_a_wrong_length_is_retried_then_reported(
+async def test_a_wrong_size_is_retried_then_reported(
     stager: Stager, store: CountingStore, adapters: list[Adapter], change_bytes: int
 ) -> None:
     adapter = adapters[0]
@@ -160,7 +160,7 @@ async def test_a_wrong_length_is_retried_then_reported(
     assert store.downloads == 3
 
 
-async def test_a_transfer_that_breaks_once_succeeds_the_next_time(
+async def test_a_transfer_that_fails_once_is_retried(
     stager: Stager, store: CountingStore, adapters: list[Adapter]
 ) -> None:
     store.failure = RetryableError("the connection was reset")
@@ -175,15 +175,15 @@ async def test_a_missing_object_fails_the_job_with_its_name(
     with pytest.raises(JobError, match=r"adapter_model\.safetensors") as failed:
         await stager.fetch(*adapters[0].row)
     assert failed.value.code is ErrorCode.ADAPTER_LOAD_FAILED
-    assert store.downloads == 1, "it would be missing again"
+    assert store.downloads == 1, "a retry would not find it either"
 
 
-async def test_an_address_that_is_none_fails_the_job(stager: Stager, adapters: list[Adapter]) -> None:
+async def test_an_invalid_address_fails_the_job(stager: Stager, adapters: list[Adapter]) -> None:
     with pytest.raises(JobError, match="is not an s3:// address"):
         await stager.fetch(adapters[0].digest, "https://example.com/", 10)
 
 
-async def test_an_adapter_over_the_budget_is_refused_before_it_is_fetched(
+async def test_an_adapter_over_the_budget_is_refused_without_a_download(
     stager: Stager, store: CountingStore, adapters: list[Adapter], settings: Settings
 ) -> None:
     with pytest.raises(JobError, match="LORAQ_DISK_CACHE_BYTES"):
@@ -191,7 +191,7 @@ async def test_an_adapter_over_the_budget_is_refused_before_it_is_fetched(
     assert store.downloads == 0
 
 
-async def test_the_budget_is_kept_and_the_least_recently_used_go(
+async def test_the_budget_is_kept_by_evicting_the_least_recently_used(
     stager: Stager, store: CountingStore, adapters: list[Adapter]
 ) -> None:
     stager.cache.budget_bytes = 2 * adapters[0].size_bytes + 1000
@@ -200,9 +200,7 @@ async def test_the_budget_is_kept_and_the_least_recently_used_go(
     assert {entry.digest for entry in stager.cache.entries()} == {adapters[0].digest, adapters[2].digest}
 
 
-async def test_what_is_held_survives_any_pressure(
-    stager: Stager, store: CountingStore, adapters: list[Adapter]
-) -> None:
+async def test_a_held_adapter_is_never_evicted(stager: Stager, store: CountingStore, adapters: list[Adapter]) -> None:
     stager.cache.budget_bytes = adapters[0].size_bytes + 1000
     async with stager.hold(*adapters[0].row) as path:
         with pytest.raises(RetryableError, match="is in use"):
@@ -212,16 +210,14 @@ async def test_what_is_held_survives_any_pressure(
     assert not path.exists()
 
 
-async def test_a_full_disk_evicts_and_tries_again(
-    stager: Stager, store: CountingStore, adapters: list[Adapter]
-) -> None:
+async def test_a_full_disk_evicts_and_retries(stager: Stager, store: CountingStore, adapters: list[Adapter]) -> None:
     await stager.fetch(*adapters[0].row)
     store.failure = OSError(errno.ENOSPC, "No space left on device")
     await stager.fetch(*adapters[1].row)
     assert {entry.digest for entry in stager.cache.entries()} == {adapters[1].digest}
 
 
-async def test_a_new_process_finds_what_the_last_one_fetched(
+async def test_a_new_process_uses_what_the_last_one_fetched(
     stager: Stager, store: CountingStore, adapters: list[Adapter], settings: Settings
 ) -> None:
     await stager.fetch(*adapters[0].row)
@@ -229,7 +225,7 @@ async def test_a_new_process_finds_what_the_last_one_fetched(
     assert store.downloads == 1
 
 
-async def test_two_processes_that_fetch_the_same_both_get_it(
+async def test_two_processes_can_fetch_the_same_adapter(
     stager: Stager, store: CountingStore, adapters: list[Adapter], settings: Settings
 ) -> None:
     other = Stager(settings, store)
@@ -252,19 +248,19 @@ async def test_closing_abandons_downloads(stager: Stager, store: CountingStore, 
     assert list(stager.cache.partial.iterdir()) == []
 
 
-async def test_a_store_that_drips_is_given_up(
+async def test_a_stalled_download_is_abandoned(
     settings: Settings, store: CountingStore, adapters: list[Adapter]
 ) -> None:
-    impatient = Stager(settings.model_copy(update={"s3_timeout_s": 0.05}), store)
-    impatient.retry_delays_s = ()
+    quick = Stager(settings.model_copy(update={"s3_timeout_s": 0.05}), store)
+    quick.retry_delays_s = ()
     store.gate.clear()
-    with pytest.raises(RetryableError, match="arrives slower than"):
-        await impatient.fetch(*adapters[0].row)
+    with pytest.raises(RetryableError, match="downloads slower than"):
+        await quick.fetch(*adapters[0].row)
 
 
 @asynccontextmanager
 async def cutting_proxy(settings: Settings, after_bytes: int) -> AsyncIterator[str]:
-    """An address that forwards to the store, but cuts its first connection after so many bytes of answers."""
+    """URL of a proxy to the store that closes its first connection after `after_bytes` bytes of responses."""
     upstream = urlsplit(settings.s3_endpoint or "")
     limits = iter([after_bytes])
     connections: set[asyncio.Task[None] | None] = set()
@@ -280,8 +276,8 @@ async def cutting_proxy(settings: Settings, after_bytes: int) -> AsyncIterator[s
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.add(asyncio.current_task())
         inner, outer = await asyncio.open_connection(upstream.hostname, upstream.port)
-        ways = (forward(reader, outer, math.inf), forward(inner, writer, next(limits, math.inf)))
-        await asyncio.gather(*ways, return_exceptions=True)
+        directions = (forward(reader, outer, math.inf), forward(inner, writer, next(limits, math.inf)))
+        await asyncio.gather(*directions, return_exceptions=True)
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -289,7 +285,9 @@ async def cutting_proxy(settings: Settings, after_bytes: int) -> AsyncIterator[s
 
 
 @asynccontextmanager
-async def stager_behind_a_cut(settings: Settings, adapter: Adapter, *retry_delays_s: float) -> AsyncIterator[Stager]:
+async def stager_behind_cutting_proxy(
+    settings: Settings, adapter: Adapter, *retry_delays_s: float
+) -> AsyncIterator[Stager]:
     async with cutting_proxy(settings, adapter.size_bytes // 2) as endpoint:
         behind = settings.model_copy(update={"s3_endpoint": endpoint})
         async with open_store(behind) as store:
@@ -298,22 +296,22 @@ async def stager_behind_a_cut(settings: Settings, adapter: Adapter, *retry_delay
             yield stager
 
 
-async def test_a_body_cut_halfway_is_fetched_again(settings: Settings, adapters: list[Adapter]) -> None:
-    async with stager_behind_a_cut(settings, adapters[0], 0.0) as stager:
+async def test_a_truncated_response_is_fetched_again(settings: Settings, adapters: list[Adapter]) -> None:
+    async with stager_behind_cutting_proxy(settings, adapters[0], 0.0) as stager:
         assert adapter_digest(await stager.fetch(*adapters[0].row)) == adapters[0].digest
 
 
-async def test_a_body_cut_halfway_is_never_taken_for_the_whole(settings: Settings, adapters: list[Adapter]) -> None:
-    async with stager_behind_a_cut(settings, adapters[0]) as stager:
+async def test_a_truncated_response_is_never_visible(settings: Settings, adapters: list[Adapter]) -> None:
+    async with stager_behind_cutting_proxy(settings, adapters[0]) as stager:
         with pytest.raises(RetryableError, match="could not download"):
             await stager.fetch(*adapters[0].row)
         assert stager.cache.entries() == []
 
 
-async def test_a_store_that_is_away_is_no_fault_of_the_adapter(settings: Settings, adapters: list[Adapter]) -> None:
-    away = settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
-    async with open_store(away) as store:
-        stager = Stager(away, store)
+async def test_an_unreachable_store_is_retryable(settings: Settings, adapters: list[Adapter]) -> None:
+    unreachable = settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
+    async with open_store(unreachable) as store:
+        stager = Stager(unreachable, store)
         stager.retry_delays_s = ()
         with pytest.raises(RetryableError, match="could not download"):
             await stager.fetch(*adapters[0].row)

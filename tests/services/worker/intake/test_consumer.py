@@ -178,7 +178,7 @@ async def commit(settings: Settings, place: Partition, position: int) -> None:
     try:
         await consumer.commit({TopicPartition(*place): position})
     finally:
-        await kafka.leave(consumer)
+        await kafka.leave_group(consumer)
 
 
 async def test_repeats_of_a_job_in_memory_leave_room_for_others(broker_settings: Settings, place: Partition) -> None:
@@ -202,7 +202,7 @@ async def test_where_nothing_is_committed_any_more_nothing_known_before_counts(
         async def no_commits(*_: object) -> dict[TopicPartition, tuple[int, str]]:
             return {}
 
-        monkeypatch.setattr(kafka, "commits_of", no_commits)
+        monkeypatch.setattr(kafka, "committed_offsets", no_commits)
         assigned = [TopicPartition(*each) for each in reader.ledger.partitions]
         await reader.consumer.on_partitions_revoked(assigned)
         await reader.consumer.on_partitions_assigned(assigned)
