@@ -20,7 +20,16 @@ from engine.errors import (
 from engine.files.digest import adapter_digest, model_fingerprint
 from engine.files.model_config import ModelConfig, read_model_config
 from engine.lora.peft import check_adapter
-from engine.types import AdapterInfo, AdapterTraffic, FinishReason, Output, Request, SamplingParams, Usage
+from engine.types import (
+    AdapterInfo,
+    AdapterTraffic,
+    FinishReason,
+    Output,
+    Request,
+    SamplingParams,
+    StepStats,
+    Usage,
+)
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -45,6 +54,7 @@ __all__ = [
     "Request",
     "RequestError",
     "SamplingParams",
+    "StepStats",
     "UnknownAdapterError",
     "Usage",
     "adapter_digest",

@@ -1,7 +1,8 @@
 """The engine. Requests are added and cancelled between steps; each step computes one batch and samples from it."""
 
 import itertools
-from collections.abc import Mapping, Sequence, Set
+import time
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from types import MappingProxyType
 
@@ -28,7 +29,17 @@ from engine.scheduling.request_state import RequestState
 from engine.scheduling.scheduler import Scheduler, Slice
 from engine.step.batch import build_batch
 from engine.step.runner import make_runner
-from engine.types import AdapterInfo, AdapterName, AdapterTraffic, FinishReason, Output, Request, RequestId, Sampled
+from engine.types import (
+    AdapterInfo,
+    AdapterName,
+    AdapterTraffic,
+    FinishReason,
+    Output,
+    Request,
+    RequestId,
+    Sampled,
+    StepStats,
+)
 
 MAX_WAIT_S = 0.02
 """How long a step with nothing to compute waits for an adapter to load."""
@@ -79,6 +90,7 @@ class Engine:
         self._requests: dict[RequestId, RequestState] = {}
         self._pending_outputs: list[Output] = []
         self._numbers = itertools.count()
+        self._stats = StepStats()
 
     def _make_decoder(self, dtype: torch.dtype, stored: Mapping[str, Stored]) -> Decoder:
         model, config = self.model_config, self.config
@@ -98,6 +110,24 @@ class Engine:
         residency, page = self._residency, self._storage.bytes_per_page_id
         pages_in, pages_out = residency.adapter_pages_in, residency.adapter_pages_out
         return AdapterTraffic(residency.num_adapter_loads, pages_in * page, pages_out * page)
+
+    @property
+    def resident_adapters(self) -> Set[str]:
+        """Adapters that have pages in the pool, including those that are being loaded."""
+        return {owner.name for owner in self._residency.adapters}
+
+    @property
+    def stats(self) -> StepStats:
+        """What the steps have computed and read since the engine's start."""
+        return self._stats
+
+    def expect(self, adapters: Iterable[str]) -> None:
+        """Name the adapters that requests not yet added will need, the one needed first first.
+
+        Idle adapters are evicted in the reverse of that order, after all others. Replaces the last list; unknown names
+        have no effect.
+        """
+        self._scheduler.expect(map(AdapterName, adapters))
 
     @property
     def loading_adapters(self) -> Set[str]:
@@ -286,15 +316,32 @@ class Engine:
 
     def _compute(self, slices: list[Slice]) -> list[Output]:
         """Run one forward pass; returns the requests that its tokens finish."""
+        began = time.perf_counter()
         batch = build_batch(slices, self._adapter_of, self._adapters.tables)
-        self._adapters.use({part.sequence.adapter for part in slices if part.sequence.adapter is not None})
+        adapters = {part.sequence.adapter for part in slices if part.sequence.adapter is not None}
+        self._adapters.use(adapters)
         sampling = [part.sequence for part in slices if part.is_last]
         sampled = self._runner.run(batch, sampling)
+        self._count(slices, adapters, time.perf_counter() - began)
         for part in slices:
             self._scheduler.computed(part)
         states = [self._requests[sequence.request_id] for sequence in sampling]
         outputs = [self._advance(state, token) for state, token in zip(states, sampled, strict=True)]
         return [output for output in outputs if output is not None]
+
+    def _count(self, slices: list[Slice], adapters: Set[AdapterName], seconds: float) -> None:
+        decoded = sum(part.num_tokens == 1 for part in slices)
+        is_decode_only = decoded == len(slices)
+        self._stats += StepStats(
+            steps=1,
+            busy_s=seconds,
+            prefill_tokens=sum(part.num_tokens for part in slices) - decoded,
+            decode_tokens=decoded,
+            decode_only_s=seconds if is_decode_only else 0.0,
+            decode_only_tokens=decoded if is_decode_only else 0,
+            adapters=len(adapters),
+            adapter_bytes=sum(self._adapters[name].info.num_bytes for name in adapters),
+        )
 
     def _adapter_of(self, part: Slice) -> LoadedAdapter | None:
         name = part.sequence.adapter

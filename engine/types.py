@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Literal, NewType
 
 from engine.errors import EngineError, InvalidRequestError
@@ -140,6 +140,31 @@ class AdapterTraffic:
         return AdapterTraffic(
             self.loads - earlier.loads, self.bytes_in - earlier.bytes_in, self.bytes_out - earlier.bytes_out
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """What steps have computed and read. `busy_s` is seconds of forward passes and sampling, `decode_only_s` and
+    `decode_only_tokens` the part of steps that computed no prompt.
+
+    `adapters` counts the distinct adapters of each step, `adapter_bytes` the bytes of their pages, which it reads.
+    """
+
+    steps: int = 0
+    busy_s: float = 0.0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    decode_only_s: float = 0.0
+    decode_only_tokens: int = 0
+    adapters: int = 0
+    adapter_bytes: int = 0
+
+    def __add__(self, other: "StepStats") -> "StepStats":
+        return StepStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, earlier: "StepStats") -> "StepStats":
+        """What has happened since an earlier count."""
+        return StepStats(*(a - b for a, b in zip(astuple(self), astuple(earlier), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

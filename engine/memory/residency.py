@@ -4,7 +4,7 @@ The scheduler uses `evict_last` to keep residents that it will need soon. Policy
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from engine.memory.pool import AdapterPages, BlockPage, Owner, PagePool
 from engine.types import PageId
@@ -22,6 +22,7 @@ class Residency:
         self._pool = pool
         self._users: dict[Resident, int] = {}
         self._idle: OrderedDict[Resident, None] = OrderedDict()
+        self._adapters: dict[AdapterPages, None] = {}
         self._num_idle_pages = 0
         self.num_evictions = 0
         self.num_adapter_loads = 0
@@ -30,6 +31,11 @@ class Residency:
 
     def __contains__(self, owner: Resident) -> bool:
         return owner in self._users
+
+    @property
+    def adapters(self) -> Collection[AdapterPages]:
+        """Adapters that have pages, including those that are being loaded."""
+        return self._adapters.keys()
 
     @property
     def num_available(self) -> int:
@@ -47,6 +53,7 @@ class Residency:
         self._remove_idle(owner)
         del self._users[owner]
         if isinstance(owner, AdapterPages):
+            del self._adapters[owner]
             self.adapter_pages_out += len(self._pool.pages_of(owner))
         self._pool.release(owner)
         self.num_evictions += 1
@@ -56,6 +63,7 @@ class Residency:
         assert owner not in self._users
         self._users[owner] = 1
         if isinstance(owner, AdapterPages):
+            self._adapters[owner] = None
             self.num_adapter_loads += 1
             self.adapter_pages_in += len(self._pool.pages_of(owner))
 

@@ -13,11 +13,13 @@ load counts as a user of the adapter, so its pages cannot be evicted.
 
 The queue shows which adapters are needed next. Idle adapters that waiting sequences need are evicted last, the one
 needed first at the very end, and no adapter is loaded in place of one that is needed sooner. As far as the queue is
-known, this is Belady's rule (IBM Systems Journal 5 (2), 1966).
+known, this is Belady's rule (IBM Systems Journal 5 (2), 1966). `expect` extends the known queue beyond the sequences
+that were added.
 """
 
 from collections import deque
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
@@ -31,6 +33,8 @@ MAX_WAITED_STEPS = 64
 """Steps for which others may overtake a sequence that has no room for its adapter."""
 LOOK_AHEAD = 64
 """Waiting sequences considered in one step."""
+MAX_EXPECTED = 256
+"""Adapters whose order of need is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,7 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._loads: list[AdapterName] = []
         self._loading: set[AdapterName] = set()
+        self._expected: Many[AdapterPages] = ()
         self.num_preemptions = 0
 
     def __len__(self) -> int:
@@ -109,6 +114,10 @@ class Scheduler:
         else:
             self._waiting.remove(sequence)
 
+    def expect(self, adapters: Iterable[AdapterName]) -> None:
+        """Adapters that sequences not yet added will need, the one needed first first; replaces the last list."""
+        self._expected = tuple(map(AdapterPages, islice(adapters, MAX_EXPECTED)))
+
     @property
     def loading(self) -> Set[AdapterName]:
         """Adapters whose load has been requested and has not finished."""
@@ -126,6 +135,7 @@ class Scheduler:
         """Plan the next step and allocate pages for its tokens; no slices only if nothing is ready to compute."""
         self._loads = []
         needed = self._needed_adapters()
+        self._residency.evict_last(reversed(self._expected))
         self._residency.evict_last(reversed(needed))
         self._preempt_for_overdue()
         before = self.num_preemptions

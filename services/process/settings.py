@@ -138,6 +138,18 @@ class Settings(BaseSettings):
         tuple(Lane), min_length=1, description="Lanes that this worker serves, as a JSON list."
     )
     max_backlog_jobs: int = Field(512, ge=1, description="Jobs in memory at which the worker pauses its partitions.")
+    overtake_tokens_interactive: int | None = Field(
+        None,
+        ge=0,
+        description="Tokens of later arrivals of its tenant that may go before an interactive job, so that jobs of one"
+        " adapter run together; 0 is first come, first served, without a value 2 s of the measured rate.",
+    )
+    overtake_tokens_standard: int | None = Field(
+        None, ge=0, description="The same for the standard lane; without a value 10 s of the measured rate."
+    )
+    overtake_tokens_batch: int | None = Field(
+        None, ge=0, description="The same for the batch lane; without a value 60 s of the measured rate."
+    )
     max_attempts: int = Field(3, ge=1, le=100, description="Engine attempts before a job fails.")
     lease_s: Lease = Field(15.0, description="Seconds that a claimed job belongs to its worker without renewal.")
     default_timeout_s: Seconds = Field(600.0, description="Time limit of a job that sets no timeout_ms, seconds.")

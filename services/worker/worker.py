@@ -17,7 +17,7 @@ from services.tenants.secrets import SecretBox
 from services.worker.adapters.loads import AdapterCallbacks, Adapters, WaitLimits
 from services.worker.engine.bridge import EngineBridge, EngineCallbacks, EngineSpec
 from services.worker.engine.config import engine_config
-from services.worker.engine.protocol import Done
+from services.worker.engine.protocol import Done, Status
 from services.worker.execution.limits import Limits
 from services.worker.execution.runner import Runner, RunnerCallbacks
 from services.worker.in_flight import InFlight
@@ -31,6 +31,7 @@ from services.worker.jobs import Job, JobKey, Outcome, Rejection
 from services.worker.offsets.ledger import Ledger
 from services.worker.queue.backlog import Backlog
 from services.worker.queue.cancellation import CancellationCallbacks, Cancellations
+from services.worker.queue.pace import Pace
 from services.worker.queue.parking import Parking, ParkingCallbacks
 from services.worker.queue.parking_store import ParkingStore, ParkRequest
 from services.worker.queue.retry_policy import retry_delay_s
@@ -78,10 +79,12 @@ class Worker:
             base_fingerprint=base_fingerprint,
         )
         self.persistence = Persistence(life.health, self._on_database)
-        self.backlog = Backlog[Job](2 * (settings.max_backlog_jobs + len(settings.lanes)))
+        pace = Pace(_overtake_tokens(settings))
+        self.backlog = Backlog[Job](2 * (settings.max_backlog_jobs + len(settings.lanes)), pace.rules())
         spec = EngineSpec(engine_config(settings), engine_factory, settings.engine_start_timeout_s)
         self.engine_up = asyncio.Event()
-        self.engine = EngineBridge(spec, EngineCallbacks(self._on_engine_up, self._on_done, self._on_engine_lost))
+        callbacks = EngineCallbacks(self._on_engine_up, self._on_done, self._on_engine_lost, self._on_engine_status)
+        self.engine = EngineBridge(spec, callbacks)
         self.adapters = Adapters(
             stager,
             self.engine,
@@ -95,6 +98,7 @@ class Worker:
             self.backlog,
             self.engine,
             self.adapters,
+            pace,
             RunnerCallbacks(self._start, self._finish, self._stale, self._retry),
         )
         self.dead_letters = DeadLetters(settings, self.ledger, life.health, self._on_rejected)
@@ -180,6 +184,9 @@ class Worker:
         self._life.health.set("engine", reason)
         self.runner.lost(reason)
 
+    def _on_engine_status(self, message: Status) -> None:
+        self.runner.status(message)
+
     def _on_done(self, message: Done) -> None:
         self.runner.done(message)
 
@@ -229,6 +236,14 @@ def _limits(settings: Settings) -> Limits:
         max_attempts=settings.max_attempts,
         max_result_bytes=settings.max_result_bytes,
     )
+
+
+def _overtake_tokens(settings: Settings) -> dict[Lane, int | None]:
+    return {
+        Lane.INTERACTIVE: settings.overtake_tokens_interactive,
+        Lane.STANDARD: settings.overtake_tokens_standard,
+        Lane.BATCH: settings.overtake_tokens_batch,
+    }
 
 
 def _breaker_limits(settings: Settings) -> BreakerLimits:

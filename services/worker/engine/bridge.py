@@ -20,6 +20,7 @@ from services.worker.engine.protocol import (
     Add,
     Cancel,
     Done,
+    Expect,
     Fatal,
     FromEngine,
     Heartbeat,
@@ -28,6 +29,7 @@ from services.worker.engine.protocol import (
     LoadFailed,
     Ready,
     Start,
+    Status,
     ToEngine,
     Unload,
     decode,
@@ -62,13 +64,19 @@ class EngineSpec:
     silence_s: float = 120.0
 
 
+def _ignore(_status: Status) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class EngineCallbacks:
-    """Called from the event loop: `up` once the engine is ready, `done` with a step's results, `lost` with a reason."""
+    """Called from the event loop: `up` once the engine is ready, `done` with a step's results, `lost` with a reason,
+    `status` when the engine's counts or resident adapters changed."""
 
     up: Callable[[], None]
     done: Callable[[Done], None]
     lost: Callable[[str], None]
+    status: Callable[[Status], None] = _ignore
 
 
 def restart_delay_s(failures: int, *, has_served: bool) -> float:
@@ -182,6 +190,8 @@ class EngineBridge:
                 self._settle(digest, AdapterRefusedError(reason))
             case Fatal(reason, _):
                 raise EngineLostError(reason)
+            case Status():
+                self._callbacks.status(message)
             case Heartbeat() | Ready():
                 pass
 
@@ -220,6 +230,11 @@ class EngineBridge:
         """Run requests; each ends in a call of `done`, or all in a call of `lost`."""
         self._require_ready()
         self._write(Add(tuple(requests)))
+
+    def expect(self, digests: Iterable[str]) -> None:
+        """Name the adapters that will be needed, the one needed first first."""
+        if self.ready:
+            self._write(Expect(tuple(digests)))
 
     def cancel(self, request_ids: Iterable[str]) -> None:
         """Stop requests; `done` may still report those that finished first."""

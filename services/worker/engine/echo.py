@@ -1,10 +1,21 @@
 """An engine that returns each prompt as its output: a worker without a model, for benchmarks and tests."""
 
 from collections import deque
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from engine import AdapterInfo, EngineConfig, FinishReason, Output, Request, UnknownAdapterError, Usage, adapter_digest
+from engine import (
+    AdapterInfo,
+    EngineConfig,
+    FinishReason,
+    Output,
+    Request,
+    StepStats,
+    UnknownAdapterError,
+    Usage,
+    adapter_digest,
+)
 
 
 @dataclass
@@ -15,6 +26,15 @@ class EchoEngine:
     adapters: dict[str, AdapterInfo] = field(default_factory=dict)
     waiting: deque[Request] = field(default_factory=deque)
     loading_adapters: frozenset[str] = frozenset()
+    stats: StepStats = field(default_factory=StepStats)
+
+    @property
+    def resident_adapters(self) -> Set[str]:
+        """Adapters whose files were read."""
+        return self.adapters.keys()
+
+    def expect(self, adapters: Iterable[str]) -> None:
+        """Nothing is evicted, so nothing has to be kept."""
 
     @property
     def has_work(self) -> bool:

@@ -31,6 +31,7 @@ from services.worker.engine.protocol import (
     Add,
     Cancel,
     Done,
+    Expect,
     Fatal,
     Finished,
     FromEngine,
@@ -40,6 +41,7 @@ from services.worker.engine.protocol import (
     Refusal,
     Refused,
     Start,
+    Status,
     ToEngine,
     Unload,
     decode,
@@ -120,6 +122,7 @@ class EngineLoop:
         self._added_ns: dict[str, int] = {}
         self._num_steps = 0
         self._beat_at = 0.0
+        self._resident: frozenset[str] = frozenset()
 
     def run(self) -> NoReturn:
         """Serve until the parent exits."""
@@ -133,12 +136,20 @@ class EngineLoop:
         if self._engine.has_work or self._adapters.awaits_arrivals:
             self._report(self._engine.step(), [])
             self._num_steps += 1
+            self._send_status(only_changes=True)
             self._adapters.unload_arrived()
 
     def _beat(self) -> None:
         if (now := time.monotonic()) - self._beat_at >= HEARTBEAT_S:
             self._beat_at = now
             self._channel.send(Heartbeat(self._num_steps))
+            self._send_status(only_changes=False)
+
+    def _send_status(self, *, only_changes: bool) -> None:
+        resident = frozenset(self._engine.resident_adapters)
+        if resident != self._resident or not only_changes:
+            self._resident = resident
+            self._channel.send(Status(self._engine.stats, resident))
 
     def _drain_inbox(self) -> None:
         idle_s = ARRIVAL_POLL_S if self._adapters.awaits_arrivals else HEARTBEAT_S
@@ -158,6 +169,8 @@ class EngineLoop:
                 for request_id in request_ids:
                     self._engine.cancel(request_id)
                     self._added_ns.pop(request_id, None)
+            case Expect(digests):
+                self._engine.expect(digests)
             case Load() | Unload():
                 self._adapters.handle(message)
             case Checked():

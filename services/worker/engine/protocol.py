@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from engine import EngineConfig, Request
+from engine import EngineConfig, Request, StepStats
 
 HEADER = struct.Struct(">I")
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -56,6 +56,13 @@ class Cancel:
     """Stop requests; no message about them follows."""
 
     request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """Adapters that requests not yet sent will need, the one needed first first; replaces the last list."""
+
+    digests: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +132,14 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class Status:
+    """Counts of the engine's steps and the adapters in its pages; sent when these change, and every second."""
+
+    stats: StepStats
+    resident: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Fatal:
     """The engine has failed; the process exits after this message."""
 
@@ -132,8 +147,8 @@ class Fatal:
     permanent: bool
 
 
-ToEngine: TypeAlias = Start | Load | Unload | Add | Cancel
-FromEngine: TypeAlias = Ready | Loaded | LoadFailed | Done | Heartbeat | Fatal
+ToEngine: TypeAlias = Start | Load | Unload | Add | Cancel | Expect
+FromEngine: TypeAlias = Ready | Loaded | LoadFailed | Done | Heartbeat | Status | Fatal
 
 
 _request_fields = attrgetter(*(each.name for each in fields(Request)))

@@ -3,7 +3,8 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from engine import EngineError, Request
@@ -12,16 +13,20 @@ from services.adapters.versions import AdapterVersion
 from services.process import telemetry
 from services.worker.adapters.loads import Adapters
 from services.worker.engine.bridge import EngineBridge
-from services.worker.engine.protocol import Done, Refused
+from services.worker.engine.protocol import Done, Finished, Refused, Status
 from services.worker.execution.limits import Limits
 from services.worker.execution.meters import count_started
 from services.worker.execution.request import engine_request
 from services.worker.execution.suspects import Suspects
 from services.worker.jobs import BASE_GROUP, NO_TRIAL, Job, JobKey, Outcome, Phase, expired, failed
-from services.worker.queue.backlog import Backlog
+from services.worker.queue.backlog import Backlog, EngineView, Waiting
+from services.worker.queue.demand import demand_of
+from services.worker.queue.pace import Pace
 from services.worker.store.decisions import MayStart
 
 TICK_S = 0.1
+MAX_EXPECTED = 256
+"""Adapters that the engine is told of ahead of their jobs."""
 _log = telemetry.get_logger()
 
 
@@ -45,13 +50,18 @@ class Runner:
         backlog: Backlog[Job],
         engine: EngineBridge,
         adapters: Adapters,
+        pace: Pace,
         callbacks: RunnerCallbacks,
     ) -> None:
         self._limits = limits
         self._backlog = backlog
         self._engine = engine
         self._adapters = adapters
+        self._pace = pace
         self._callbacks = callbacks
+        self._tickets: dict[JobKey, Waiting[Job]] = {}
+        self._resident: Set[str] = frozenset()
+        self._expected: Sequence[str] = ()
         self._running: dict[str, Job] = {}
         self._starting = 0
         self.suspects = Suspects[Job](lambda job: job.trial)
@@ -69,10 +79,10 @@ class Runner:
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Queue newly claimed jobs."""
-        now = time.monotonic()
+        now, wall = time.monotonic(), time.time()
         for job in jobs:
             self._isolate_last_attempt(job)
-            self._backlog.add(job, job.lane, job.group, now)
+            self._backlog.add(job, demand_of(job, self._pace.prefill_weight, now, wall), now)
         self._adapters.plan(now)
         self._wake.set()
 
@@ -110,12 +120,13 @@ class Runner:
             self._wake.clear()
             while jobs := self._next_jobs():
                 await self._start(jobs)
+            self._expect()
 
     def _next_jobs(self) -> list[Job]:
         """The jobs to start now; suspects wait until the engine is empty and run alone."""
         if not self._may_start():
             return []
-        if not self.suspects and (jobs := self._backlog.pop(self._limits.capacity - len(self._running))):
+        if not self.suspects and (jobs := self._pop()):
             for job in jobs:
                 self._adapters.acquire(job)
             self.suspects.add([job for job in jobs if job.trial])
@@ -123,6 +134,41 @@ class Runner:
                 return neighbours
         self._on_trial = bool(self.suspects) and not self._running
         return self.suspects.next_trial() if self._on_trial else []
+
+    def _pop(self) -> list[Job]:
+        room = self._limits.capacity - len(self._running)
+        if room <= 0 or not self._backlog:
+            return []
+        running = Counter(job.group for job in self._running.values())
+        prefixes = {ticket.demand.prefix for ticket in self._tickets.values() if ticket.demand.prefix is not None}
+        view = EngineView(running, self._resident, prefixes)
+        popped = self._backlog.pop(room, view, time.monotonic())
+        self._tickets.update((waiting.job.key, waiting) for waiting in popped)
+        return [waiting.job for waiting in popped]
+
+    def _settle(self, job: Job, finished: Finished | None = None) -> None:
+        """Charge a job that left the engine what it used; nothing where it comes back or never ran."""
+        if (ticket := self._tickets.pop(job.key, None)) is None:
+            return
+        if finished is None:
+            self._backlog.correct(ticket, 0.0)
+            return
+        computed = finished.prompt_tokens - finished.cached_tokens
+        cost = self._pace.prefill_weight * computed + finished.completion_tokens
+        self._backlog.correct(ticket, finished.prompt_tokens + finished.completion_tokens, cost)
+
+    def status(self, message: Status) -> None:
+        """The engine reports its counts and the adapters in its pages."""
+        self._resident = message.resident
+        if self._pace.observe(message.stats):
+            self._backlog.follow(self._pace.rules())
+
+    def _expect(self) -> None:
+        """Name the adapters that the queue wants, so that the engine keeps them."""
+        expected = [group for group in self._backlog.wanted() if group != BASE_GROUP][:MAX_EXPECTED]
+        if expected != self._expected:
+            self._expected = expected
+            self._engine.expect(expected)
 
     def _may_start(self) -> bool:
         on_trial = self._on_trial and self.num_running
@@ -159,6 +205,7 @@ class Runner:
 
     def _not_started(self, job: Job) -> None:
         """Its deadline passed by the database's clock, or another worker owns it: the fenced write decides."""
+        self._settle(job)
         if job.request.deadline is not None:
             self._callbacks.finish(expired(job))
         else:
@@ -186,6 +233,7 @@ class Runner:
             self._engine.add(requests)  # otherwise the engine was just lost, and `lost` requeues them
 
     def _end(self, job: Job, outcome: Outcome) -> None:
+        self._settle(job)
         self._adapters.release(job)
         self._callbacks.finish(outcome)
 
@@ -193,6 +241,7 @@ class Runner:
         """Process a step's results; those of dropped jobs are ignored."""
         for finished in message.finished:
             if (job := self._running.pop(finished.request_id, None)) is not None:
+                self._settle(job, finished)
                 self._end(job, self._limits.outcome(job, finished))
         for refused in message.refused:
             if (job := self._running.pop(refused.request_id, None)) is not None:
@@ -210,6 +259,7 @@ class Runner:
                 if not self._fail_if_exhausted(job, refused.reason):
                     self._requeue([job], "engine_failed")
             case "failed":
+                self._settle(job)
                 self._adapters.release(job)
                 if not self._fail_if_exhausted(job, refused.reason):
                     telemetry.JOBS_REQUEUED.labels(reason="engine_failed").inc()
@@ -223,13 +273,14 @@ class Runner:
         return True
 
     def _requeue(self, jobs: Sequence[Job], reason: str) -> None:
-        now = time.monotonic()
+        now, wall = time.monotonic(), time.time()
         for job in reversed(jobs):
+            self._settle(job)
             if job.phase is not Phase.COMPLETING:
                 telemetry.JOBS_REQUEUED.labels(reason=reason).inc()
                 job.phase = Phase.WAITING
                 self._isolate_last_attempt(job)
-                self._backlog.requeue(job, job.lane, job.group, now)
+                self._backlog.requeue(job, demand_of(job, self._pace.prefill_weight, now, wall), now)
         self._adapters.plan(now)
         self._notify()
 
@@ -240,6 +291,8 @@ class Runner:
 
     def up(self) -> None:
         """An engine is ready, and empty."""
+        self._resident, self._expected = frozenset(), ()
+        self._pace.restart()
         self._adapters.plan(time.monotonic())
         self._notify()
 
@@ -260,6 +313,8 @@ class Runner:
                 job.trial = trial
                 _uncharge(job)
             self._requeue(half, "engine_lost")
+        if verdict.charged is not None:
+            self._settle(verdict.charged)
         if verdict.charged is not None and not self._fail_if_exhausted(verdict.charged, reason):
             verdict.charged.trial = self.suspects.new_trial()
             telemetry.JOBS_REQUEUED.labels(reason="engine_failed").inc()
@@ -271,6 +326,8 @@ class Runner:
         for job in jobs:
             job.phase = Phase.COMPLETING
         gone = {id(job) for job in jobs}
+        for job in jobs:
+            self._settle(job)
         self._backlog.remove(lambda job: id(job) in gone)
         self._drop_suspects(gone)
         cancelled = [request_id for request_id, job in self._running.items() if id(job) in gone]

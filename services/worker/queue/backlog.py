@@ -1,186 +1,472 @@
-"""The backlog: jobs that wait for the engine, grouped by adapter, and the order in which they run. Pure policy.
+"""The backlog: jobs that wait for the engine, and which of them goes next. Pure policy; docs/scheduling.md explains it.
 
-Lanes share the engine by weight, so none starves: each job charges its lane the inverse of the lane's weight, and the
-lane with the lowest charge goes next. Within a lane the oldest job of an open group goes next. A group is open while
-its adapter is loaded; jobs of closed groups wait without blocking others.
+    lane     the one that was served least, in tokens by weight, among those with a job that could go
+    tenant   any with credit (`shares.py`)
+    job      urgent by its deadline > adapter in the running batch > adapter in the engine's pages > oldest,
+             never past the bound on overtaking (`overtaking.py`)
+
+A group is the jobs of one adapter. It is open while its adapter is loaded; jobs of closed groups hold up no other job.
 """
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Generic, NamedTuple, TypeVar
 
 from schemas.common import Lane
 from services.worker.jobs import BASE_GROUP
+from services.worker.queue.overtaking import Overtaking
+from services.worker.queue.shares import Shares
 
 WEIGHTS = {Lane.INTERACTIVE: 16.0, Lane.STANDARD: 4.0, Lane.BATCH: 1.0}
+PREFIX_SCAN = 8
+"""Jobs of a group, oldest first, that are looked at for a prefix which is in the batch."""
 
 JobT = TypeVar("JobT")
 
 
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the policy knows of a job.
+
+    `tokens` is prompt and output together, as far as known. `cost` is what serving it is expected to cost, in decoded
+    tokens; without it, its tokens. `num_bytes` is the memory that its request takes here. `deadline` is on the clock of
+    `now`. Jobs with the same `prefix` begin with the same text.
+    """
+
+    lane: Lane
+    tenant: str
+    group: str
+    tokens: float = 1.0
+    cost: float | None = None
+    num_bytes: int = 0
+    deadline: float | None = None
+    prefix: int | None = None
+
+    @property
+    def charge(self) -> float:
+        """What the shares of lane and tenant are charged."""
+        return self.tokens if self.cost is None else self.cost
+
+
 class Waiting(NamedTuple, Generic[JobT]):
-    """A job in the backlog; the lowest `order` is the oldest, `since` is when it was queued."""
+    """A job in the backlog; the smallest `order` is the oldest, `since` is when it was queued."""
 
     order: int
     since: float
     job: JobT
+    demand: Demand
 
 
-@dataclass(slots=True)
-class _LaneQueue(Generic[JobT]):
-    weight: float
-    groups: dict[str, deque[Waiting[JobT]]] = field(default_factory=dict)
-    heads: list[tuple[int, str]] = field(default_factory=list)
-    charge: float = 0.0
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """What the engine holds: jobs by group, groups whose adapter is in its pages, prefixes of its jobs."""
 
-    def push_head(self, group: str) -> None:
-        heapq.heappush(self.heads, (self.groups[group][0].order, group))
+    running: Mapping[str, int] = field(default_factory=dict)
+    resident: AbstractSet[str] = frozenset()
+    prefixes: AbstractSet[int] = frozenset()
 
-    def oldest_open(self, is_open: Callable[[str], bool]) -> str | None:
-        while self.heads:
-            order, group = self.heads[0]
-            queue = self.groups.get(group)
-            if queue and queue[0].order == order and is_open(group):
-                return group
-            heapq.heappop(self.heads)
+
+@dataclass(frozen=True, slots=True)
+class LaneRules:
+    """How one lane is ordered. With `overtake_tokens` 0 that is first come, first served.
+
+    A job is overtaken by at most `overtake_tokens` of later arrivals of its lane and tenant. `quantum_tokens` is the
+    credit of a tenant per round. A job is urgent within `urgent_s` of its deadline.
+    """
+
+    overtake_tokens: float = 0.0
+    quantum_tokens: float = 256.0
+    urgent_s: float = 2.0
+
+
+class WaitReason(StrEnum):
+    """Why a job waits."""
+
+    ADAPTER_LOADING = "adapter_loading"
+    TENANT_LIMIT = "tenant_limit"
+    TENANT_OVER_SHARE = "tenant_over_share"
+    OVERTAKEN_FOR_AFFINITY = "overtaken_for_affinity"
+    ENGINE_FULL = "engine_full"
+
+
+Allows = Callable[[Demand], bool]
+
+
+def _always(_demand: Demand) -> bool:
+    return True
+
+
+class _Queue(Generic[JobT]):
+    """The waiting jobs of one tenant in one lane."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, deque[Waiting[JobT]]] = {}
+        self.overtaking = Overtaking()
+        self._heads: list[tuple[int, str]] = []
+
+    def push(self, group: str) -> None:
+        heapq.heappush(self._heads, (self.groups[group][0].order, group))
+
+    def oldest(self, is_open: Collection[str]) -> Waiting[JobT] | None:
+        """The oldest job of an open group."""
+        while self._heads:
+            order, group = self._heads[0]
+            waiting = self.groups.get(group)
+            if waiting and waiting[0].order == order and group in is_open:
+                return waiting[0]
+            heapq.heappop(self._heads)
         return None
 
 
-class Backlog(Generic[JobT]):
-    """Bounded queue of jobs. `group` is an adapter's digest or `BASE_GROUP`, which is always open."""
+class _LaneQueue(Generic[JobT]):
+    """The waiting jobs of one lane; `charge` is what it was served so far, in tokens by weight."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, weight: float, rules: LaneRules, weight_of: Callable[[str], float]) -> None:
+        self.weight = weight
+        self.rules = rules
+        self.shares = Shares(rules.quantum_tokens, weight_of)
+        self.queues: dict[str, _Queue[JobT]] = {}
+        self.tenants_of: dict[str, dict[str, None]] = {}
+        self.deadlines: list[tuple[float, int, str, str]] = []
+        self.charge = 0.0
+        self._heads: list[tuple[int, str]] = []
+        self._spent: dict[str, None] = {}
+
+    def follow(self, rules: LaneRules) -> None:
+        self.rules = rules
+        self.shares.quantum = rules.quantum_tokens
+
+    def touch(self, tenant: str, is_open: Collection[str]) -> None:
+        """The tenant's oldest open job may be another one now."""
+        queue = self.queues.get(tenant)
+        if queue is not None and (oldest := queue.oldest(is_open)) is not None:
+            heapq.heappush(self._heads, (oldest.order, tenant))
+
+    def choose(self, view: EngineView, is_open: Collection[str], allows: Allows, now: float) -> Waiting[JobT] | None:
+        """The job of this lane that goes next; begins a round of credits where that is due."""
+        while True:
+            choice = (
+                self._urgent(is_open, allows, now)
+                or self._of_groups(view.running, view, is_open, allows)
+                or self._of_groups(view.resident, view, is_open, allows)
+                or self._oldest(is_open, allows)
+            )
+            if choice is not None or not self._next_round(is_open, allows):
+                return choice
+
+    def _urgent(self, is_open: Collection[str], allows: Allows, now: float) -> Waiting[JobT] | None:
+        while self.deadlines:
+            deadline, order, tenant, group = self.deadlines[0]
+            waiting = next(iter(self.queues[tenant].groups.get(group, ())), None) if tenant in self.queues else None
+            if waiting is None or waiting.order > order:
+                heapq.heappop(self.deadlines)
+            elif deadline - now > self.rules.urgent_s or waiting.order != order or group not in is_open:
+                return None
+            else:
+                return waiting if self._may(tenant, waiting, is_open, allows) else None
+        return None
+
+    def _of_groups(
+        self, groups: Iterable[str], view: EngineView, is_open: Collection[str], allows: Allows
+    ) -> Waiting[JobT] | None:
+        """The oldest job of these groups that may go."""
+        best: Waiting[JobT] | None = None
+        for group in groups:
+            if group not in is_open:
+                continue
+            for tenant in self.tenants_of.get(group, ()):
+                waiting = self._first(self.queues[tenant].groups[group], view)
+                is_older = best is None or waiting.order < best.order
+                if is_older and self._may(tenant, waiting, is_open, allows):
+                    best = waiting
+        return best
+
+    def _first(self, waiting: deque[Waiting[JobT]], view: EngineView) -> Waiting[JobT]:
+        if view.prefixes:
+            for index in range(min(len(waiting), PREFIX_SCAN)):
+                if waiting[index].demand.prefix in view.prefixes:
+                    return waiting[index]
+        return waiting[0]
+
+    def _may(self, tenant: str, waiting: Waiting[JobT], is_open: Collection[str], allows: Allows) -> bool:
+        queue = self.queues[tenant]
+        oldest = queue.oldest(is_open)
+        return (
+            oldest is not None
+            and self.shares.credit(tenant) > 0
+            and queue.overtaking.allows(oldest.order, waiting.order, waiting.demand.tokens, self.rules.overtake_tokens)
+            and allows(waiting.demand)
+        )
+
+    def _oldest(self, is_open: Collection[str], allows: Allows) -> Waiting[JobT] | None:
+        """The oldest job of the lane whose tenant has credit."""
+        limited: list[tuple[int, str]] = []
+        found: Waiting[JobT] | None = None
+        while self._heads and found is None:
+            order, tenant = self._heads[0]
+            oldest = self.queues[tenant].oldest(is_open) if tenant in self.queues else None
+            if oldest is None or oldest.order != order:
+                heapq.heappop(self._heads)
+            elif self.shares.credit(tenant) <= 0:
+                self._spent[tenant] = None
+                heapq.heappop(self._heads)
+            elif not allows(oldest.demand):
+                limited.append(heapq.heappop(self._heads))
+            else:
+                found = oldest
+        for head in limited:
+            heapq.heappush(self._heads, head)
+        return found
+
+    def _next_round(self, is_open: Collection[str], allows: Allows) -> bool:
+        """Give all tenants credit again, when those that have none are all that could be served."""
+        servable = [tenant for tenant in self._spent if self._is_servable(tenant, is_open, allows)]
+        if not servable:
+            return False
+        self.shares.next_round(servable)
+        spent, self._spent = self._spent, {}
+        for tenant in spent:
+            self.touch(tenant, is_open)
+        return True
+
+    def _is_servable(self, tenant: str, is_open: Collection[str], allows: Allows) -> bool:
+        oldest = self.queues[tenant].oldest(is_open) if tenant in self.queues else None
+        return oldest is not None and allows(oldest.demand)
+
+    def waiting(self) -> Iterator[Waiting[JobT]]:
+        for queue in self.queues.values():
+            for group in queue.groups.values():
+                yield from group
+
+
+class Backlog(Generic[JobT]):
+    """Bounded queue of jobs. `group` is an adapter's digest, `BASE_GROUP` for the base model, which is always open.
+
+    `rules` are each lane's; `weight_of` is a tenant's share of its lane relative to the others'.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        rules: Mapping[Lane, LaneRules] | None = None,
+        weight_of: Callable[[str], float] = lambda _tenant: 1.0,
+    ) -> None:
         self.capacity = capacity
-        self._lanes = {lane: _LaneQueue[JobT](weight) for lane, weight in WEIGHTS.items()}
+        rules = rules or {}
+        self._lanes = {
+            lane: _LaneQueue[JobT](weight, rules.get(lane, LaneRules()), weight_of) for lane, weight in WEIGHTS.items()
+        }
         self._open = {BASE_GROUP}
         self._next_order = 0
         self._first_order = 0
         self._size = 0
+        self.num_bytes = 0
 
     def __len__(self) -> int:
         return self._size
 
-    def add(self, job: JobT, lane: Lane, group: str, now: float) -> None:
-        """Append a job to its lane and group; `now` is seconds on any monotonic clock."""
+    def __iter__(self) -> Iterator[Waiting[JobT]]:
+        for lane in self._lanes.values():
+            yield from lane.waiting()
+
+    def follow(self, rules: Mapping[Lane, LaneRules]) -> None:
+        """These rules hold from now on."""
+        for lane, each in rules.items():
+            self._lanes[lane].follow(each)
+
+    def add(self, job: JobT, demand: Demand, now: float) -> None:
+        """Queue a job behind those of its lane, tenant and group; `now` in seconds on any steady clock."""
         assert self._size < self.capacity, "the backlog is full: partitions should have been paused"
-        self._append(job, lane, group, now, order=self._next_order)
+        self._queue_of(demand).setdefault(demand.group, deque()).append(Waiting(self._next_order, now, job, demand))
         self._next_order += 1
+        self._added(demand, self._next_order - 1)
 
-    def requeue(self, job: JobT, lane: Lane, group: str, now: float) -> None:
-        """Queue a job again, ahead of all others of its lane: it has already waited once."""
+    def requeue(self, job: JobT, demand: Demand, now: float) -> None:
+        """Queue a job again in front of all others of its group: it has waited once already."""
         self._first_order -= 1
-        queue = self._lanes[lane]
-        self._align_charge(queue)
-        queue.groups.setdefault(group, deque()).appendleft(Waiting(self._first_order, now, job))
+        self._queue_of(demand).setdefault(demand.group, deque()).appendleft(
+            Waiting(self._first_order, now, job, demand)
+        )
+        self._added(demand, self._first_order)
+
+    def _queue_of(self, demand: Demand) -> dict[str, deque[Waiting[JobT]]]:
+        lane = self._lanes[demand.lane]
+        if not lane.queues:
+            charges = [other.charge for other in self._lanes.values() if other.queues]
+            lane.charge = max(lane.charge, min(charges, default=lane.charge))
+        return lane.queues.setdefault(demand.tenant, _Queue()).groups
+
+    def _added(self, demand: Demand, order: int) -> None:
+        lane = self._lanes[demand.lane]
+        lane.tenants_of.setdefault(demand.group, {})[demand.tenant] = None
+        if demand.deadline is not None:
+            heapq.heappush(lane.deadlines, (demand.deadline, order, demand.tenant, demand.group))
         self._size += 1
+        self.num_bytes += demand.num_bytes
+        self._show(lane, demand.tenant, demand.group)
+
+    def _show(self, lane: _LaneQueue[JobT], tenant: str, group: str) -> None:
+        """The first job of a tenant's group is another one, or can be chosen now."""
         if group in self._open:
-            queue.push_head(group)
-
-    def _append(self, job: JobT, lane: Lane, group: str, now: float, order: int) -> None:
-        queue = self._lanes[lane]
-        self._align_charge(queue)
-        waiting = queue.groups.setdefault(group, deque())
-        waiting.append(Waiting(order, now, job))
-        self._size += 1
-        if len(waiting) == 1 and group in self._open:
-            queue.push_head(group)
-
-    def _align_charge(self, queue: _LaneQueue[JobT]) -> None:
-        """Start a lane that was empty at the charge of the others: it cannot save up an unused share."""
-        if not queue.groups:
-            charges = [other.charge for other in self._lanes.values() if other.groups]
-            queue.charge = max(queue.charge, min(charges, default=queue.charge))
+            lane.queues[tenant].push(group)
+            lane.touch(tenant, self._open)
 
     def open(self, group: str) -> None:
-        """Mark a group's adapter as loaded: its jobs may start."""
+        """The group's adapter is loaded: its jobs may be taken."""
         self._open.add(group)
-        for queue in self._lanes.values():
-            if group in queue.groups:
-                queue.push_head(group)
+        for lane in self._lanes.values():
+            for tenant in lane.tenants_of.get(group, ()):
+                self._show(lane, tenant, group)
 
     def is_open(self, group: str) -> bool:
-        """Whether the group's jobs may start."""
+        """Whether the group's jobs may be taken."""
         return group in self._open
 
     def close(self, group: str) -> None:
-        """Mark a group's adapter as unloaded or draining: its jobs wait."""
-        assert group != BASE_GROUP, "the base model is always loaded"
+        """The group's adapter is gone or going: its jobs wait."""
+        assert group != BASE_GROUP, "the base model is always there"
         self._open.discard(group)
+        for lane in self._lanes.values():
+            for tenant in lane.tenants_of.get(group, ()):
+                lane.touch(tenant, self._open)
 
-    def pop(self, limit: int) -> list[JobT]:
-        """Remove and return up to `limit` jobs of open groups, in the order in which they run."""
-        popped: list[JobT] = []
-        while len(popped) < limit and (choice := self._next_choice()) is not None:
-            queue, group = choice
-            popped.append(self._pop(queue, group))
-            queue.charge += 1.0 / queue.weight
-        return popped
+    def pop(
+        self, limit: int, view: EngineView | None = None, now: float = 0.0, allows: Allows = _always
+    ) -> list[Waiting[JobT]]:
+        """Remove and return up to `limit` jobs of open groups, in the order in which they should run.
 
-    def _next_choice(self) -> tuple[_LaneQueue[JobT], str] | None:
-        best: tuple[_LaneQueue[JobT], str] | None = None
-        for queue in self._lanes.values():
-            group = queue.oldest_open(self._open.__contains__)
-            if group is not None and (best is None or queue.charge < best[0].charge):
-                best = (queue, group)
-        return best
+        Each is charged the tokens that it is expected to cost; `correct` says later what it did cost. `allows` is
+        asked of each, those taken before it counted.
+        """
+        view = view or EngineView()
+        running = dict(view.running)
+        view = EngineView(running, view.resident, view.prefixes)
+        taken: list[Waiting[JobT]] = []
+        while len(taken) < limit and (waiting := self._choose(view, allows, now)) is not None:
+            self._admit(waiting)
+            running[waiting.demand.group] = running.get(waiting.demand.group, 0) + 1
+            taken.append(waiting)
+        return taken
 
-    def _pop(self, queue: _LaneQueue[JobT], group: str) -> JobT:
-        waiting = queue.groups[group].popleft()
+    def _choose(self, view: EngineView, allows: Allows, now: float) -> Waiting[JobT] | None:
+        for lane in sorted(self._lanes.values(), key=lambda lane: lane.charge):
+            if lane.queues and (choice := lane.choose(view, self._open, allows, now)) is not None:
+                return choice
+        return None
+
+    def _admit(self, waiting: Waiting[JobT]) -> None:
+        demand = waiting.demand
+        lane = self._lanes[demand.lane]
+        lane.charge += demand.charge / lane.weight
+        lane.shares.charge(demand.tenant, demand.charge)
+        lane.queues[demand.tenant].overtaking.admit(waiting.order, demand.tokens)
+        self._remove(lane, waiting)
+
+    def correct(self, waiting: Waiting[JobT], tokens: float, cost: float | None = None) -> None:
+        """A taken job had that many tokens and cost that much: 0 for one that was not served at all."""
+        demand = waiting.demand
+        lane = self._lanes[demand.lane]
+        unused = (tokens if cost is None else cost) - demand.charge
+        lane.charge += unused / lane.weight
+        lane.shares.charge(demand.tenant, unused)
+        if (queue := lane.queues.get(demand.tenant)) is not None:
+            queue.overtaking.correct(waiting.order, tokens)
+
+    def _remove(self, lane: _LaneQueue[JobT], waiting: Waiting[JobT]) -> None:
+        demand = waiting.demand
+        queue = lane.queues[demand.tenant].groups[demand.group]
+        if queue[0] is waiting:
+            queue.popleft()
+        else:
+            queue.remove(waiting)
         self._size -= 1
+        self.num_bytes -= demand.num_bytes
+        self._shrunk(lane, demand.tenant, demand.group)
+
+    def _shrunk(self, lane: _LaneQueue[JobT], tenant: str, group: str) -> None:
+        queue = lane.queues[tenant]
         if queue.groups[group]:
-            queue.push_head(group)
+            if group in self._open:
+                queue.push(group)
         else:
             del queue.groups[group]
-        return waiting.job
+            del lane.tenants_of[group][tenant]
+            if not lane.tenants_of[group]:
+                del lane.tenants_of[group]
+        if queue.groups:
+            lane.touch(tenant, self._open)
+        else:
+            del lane.queues[tenant]
 
     def remove(self, matches: Callable[[JobT], bool]) -> list[JobT]:
-        """Remove and return every job that matches."""
-        removed: list[JobT] = []
-        for queue in self._lanes.values():
-            for group in list(queue.groups):
-                removed += self._remove_from(queue, group, matches)
-        self._size -= len(removed)
-        return removed
-
-    def _remove_from(self, queue: _LaneQueue[JobT], group: str, matches: Callable[[JobT], bool]) -> list[JobT]:
-        kept: deque[Waiting[JobT]] = deque()
-        removed: list[JobT] = []
-        for waiting in queue.groups[group]:
-            if matches(waiting.job):
-                removed.append(waiting.job)
-            else:
-                kept.append(waiting)
-        if not removed:
-            return removed
-        if kept:
-            queue.groups[group] = kept
-            if group in self._open:
-                queue.push_head(group)
-        else:
-            del queue.groups[group]
-        return removed
+        """Remove and return every job that matches: lost partitions, failed adapters, cancellations."""
+        removed = [waiting for waiting in self if matches(waiting.job)]
+        for waiting in removed:
+            self._remove(self._lanes[waiting.demand.lane], waiting)
+        return [waiting.job for waiting in removed]
 
     def closed_groups(self, now: float) -> list[tuple[str, float]]:
-        """Groups whose adapter must be loaded, each with the time its oldest job was queued; most urgent first.
+        """Groups whose adapter must be loaded, with the time since which their oldest job waits; most urgent first.
 
         Urgency is the wait of a lane's oldest job times the lane's weight: every wait grows, so no group starves.
         """
         urgency: dict[str, float] = {}
         since: dict[str, float] = {}
-        for queue in self._lanes.values():
-            for group, waiting in queue.groups.items():
+        for lane in self._lanes.values():
+            for group, tenants in lane.tenants_of.items():
                 if group not in self._open:
-                    oldest = waiting[0].since
-                    urgency[group] = max(urgency.get(group, 0.0), (now - oldest) * queue.weight)
+                    oldest = min(lane.queues[tenant].groups[group][0].since for tenant in tenants)
+                    urgency[group] = max(urgency.get(group, 0.0), (now - oldest) * lane.weight)
                     since[group] = min(since.get(group, oldest), oldest)
         return [(group, since[group]) for group in sorted(urgency, key=lambda group: -urgency[group])]
 
+    def wanted(self) -> list[str]:
+        """Open groups with waiting jobs in the order in which the oldest of these came: who is needed soonest."""
+        oldest: dict[str, int] = {}
+        for lane in self._lanes.values():
+            for group, tenants in lane.tenants_of.items():
+                if group in self._open:
+                    order = min(lane.queues[tenant].groups[group][0].order for tenant in tenants)
+                    oldest[group] = min(oldest.get(group, order), order)
+        return sorted(oldest, key=oldest.__getitem__)
+
     def groups(self) -> set[str]:
-        """Groups with waiting jobs."""
-        return {group for queue in self._lanes.values() for group in queue.groups}
+        """Groups that have waiting jobs."""
+        return {group for lane in self._lanes.values() for group in lane.tenants_of}
 
     def waiting_in(self, group: str) -> Iterator[Waiting[JobT]]:
-        """Jobs of one group, lane by lane, oldest first."""
-        for queue in self._lanes.values():
-            yield from queue.groups.get(group, ())
+        """Jobs of one group, lane by lane, oldest first for each tenant."""
+        for lane in self._lanes.values():
+            for tenant in lane.tenants_of.get(group, ()):
+                yield from lane.queues[tenant].groups[group]
+
+    def reasons(self, allows: Allows = _always) -> Iterator[tuple[WaitReason, Iterable[Waiting[JobT]]]]:
+        """Why jobs wait, those of a tenant's group together."""
+        for lane in self._lanes.values():
+            for tenant, queue in lane.queues.items():
+                oldest = queue.oldest(self._open)
+                for group, waiting in queue.groups.items():
+                    yield self._reason(lane, tenant, group, waiting[0], oldest, allows), waiting
+
+    def _reason(
+        self,
+        lane: _LaneQueue[JobT],
+        tenant: str,
+        group: str,
+        first: Waiting[JobT],
+        oldest: Waiting[JobT] | None,
+        allows: Allows,
+    ) -> WaitReason:
+        if group not in self._open or oldest is None:
+            return WaitReason.ADAPTER_LOADING
+        if not allows(first.demand):
+            return WaitReason.TENANT_LIMIT
+        if lane.shares.credit(tenant) <= 0:
+            return WaitReason.TENANT_OVER_SHARE
+        if lane.queues[tenant].overtaking.passed(oldest.order) > 0:
+            return WaitReason.OVERTAKEN_FOR_AFFINITY
+        return WaitReason.ENGINE_FULL

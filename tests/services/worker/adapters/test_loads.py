@@ -19,7 +19,7 @@ from services.worker.adapters.loads import URGENT_AFTER_S, AdapterCallbacks, Ada
 from services.worker.engine.bridge import AdapterRefusedError, EngineLostError
 from services.worker.jobs import Candidate, Claim, Job, JobKey, Outcome, Record
 from services.worker.offsets.ledger import Partition, Place
-from services.worker.queue.backlog import Backlog
+from services.worker.queue.backlog import Backlog, Demand
 from services.worker.queue.parking_store import ParkRequest
 from tests.waiting import eventually
 
@@ -104,9 +104,12 @@ class Bench:
         record = Record(Place(Partition("jobs", 0), 0), Lane.STANDARD, None, b"", (), 0)
         candidate = Candidate(JobKey("acme", uuid7()), request, b"", record, None, 0.0, 0)
         job = Job(candidate, Claim(1, date(2026, 11, 29), 0.0, 0, adapter, None), time.monotonic(), [record.place])
-        self.backlog.add(job, Lane.STANDARD, digest, time.monotonic())
+        self.backlog.add(job, Demand(Lane.STANDARD, job.key.tenant, digest), time.monotonic())
         self.plan()
         return job
+
+    def pop(self, limit: int) -> list[Job]:
+        return [waiting.job for waiting in self.backlog.pop(limit)]
 
     def plan(self, ahead_s: float = 0.0) -> None:
         self.adapters.plan(time.monotonic() + ahead_s)
@@ -126,7 +129,7 @@ async def bench() -> AsyncIterator[Bench]:
 
 def start(bench: Bench) -> Job:
     """Hand one job to the engine."""
-    [job] = bench.backlog.pop(1)
+    [job] = bench.pop(1)
     bench.adapters.acquire(job)
     return job
 
@@ -134,10 +137,10 @@ def start(bench: Bench) -> Job:
 async def test_jobs_start_once_their_adapter_is_loaded_and_it_is_loaded_once(bench: Bench) -> None:
     bench.engine.door.clear()
     jobs = [bench.add("a") for _ in range(3)]
-    assert bench.backlog.pop(3) == []
+    assert bench.pop(3) == []
     bench.engine.door.set()
     await bench.loaded("a")
-    assert bench.backlog.pop(3) == jobs
+    assert bench.pop(3) == jobs
     assert bench.stager.fetched == ["a"]
     assert jobs[0].load_s > 0
 
@@ -161,10 +164,10 @@ async def test_adapters_in_use_are_drained_for_one_that_has_waited_too_long(benc
     bench.add("a")
     bench.add("c")
     bench.plan(ahead_s=URGENT_AFTER_S / 2)
-    assert [job.group for job in bench.backlog.pop(1)] == ["a"], "nothing is drained yet"
+    assert [job.group for job in bench.pop(1)] == ["a"], "nothing is drained yet"
     bench.add("a")
     bench.plan(ahead_s=URGENT_AFTER_S * 2)
-    assert bench.backlog.pop(1) == [], "a starts no more jobs"
+    assert bench.pop(1) == [], "a starts no more jobs"
     bench.adapters.release(running[0])
     bench.plan(ahead_s=URGENT_AFTER_S * 2)
     await bench.loaded("b", "c")
@@ -180,14 +183,14 @@ async def test_what_was_drained_opens_again_when_nobody_needs_the_room(bench: Be
     bench.add("a")
     bench.backlog.remove(lambda job: job is waiting)
     bench.plan(ahead_s=URGENT_AFTER_S * 2)
-    assert [job.group for job in bench.backlog.pop(1)] == ["a"]
+    assert [job.group for job in bench.pop(1)] == ["a"]
 
 
 async def test_a_broken_adapter_fails_its_jobs_and_no_others(bench: Bench) -> None:
     bench.engine.errors["bad"] = AdapterRefusedError("adapter_model.safetensors is truncated")
     failed, good = bench.add("bad"), bench.add("good")
     await bench.loaded("good")
-    assert bench.backlog.pop(2) == [good]
+    assert bench.pop(2) == [good]
     [outcome] = bench.outcomes
     assert outcome.job is failed
     assert outcome.error is not None
@@ -218,7 +221,7 @@ async def test_the_stores_trouble_is_tried_again_and_charged_to_nobody(bench: Be
     job = bench.add("a")
     await bench.loaded("a")
     assert bench.stager.fetched == ["a", "a"]
-    assert bench.backlog.pop(1) == [job]
+    assert bench.pop(1) == [job]
     assert (job.attempts, bench.outcomes) == (0, [])
 
 
@@ -245,11 +248,11 @@ async def test_after_the_engines_loss_adapters_are_loaded_again(bench: Bench) ->
     bench.engine.loaded.clear()
     bench.adapters.lost()
     job = bench.add("a")
-    assert bench.backlog.pop(1) == []
+    assert bench.pop(1) == []
     bench.engine.ready = True
     bench.plan()
     await bench.loaded("a")
-    assert bench.backlog.pop(1) == [job]
+    assert bench.pop(1) == [job]
 
 
 async def test_an_engine_lost_while_loading_fails_no_job(bench: Bench) -> None:
@@ -260,7 +263,7 @@ async def test_an_engine_lost_while_loading_fails_no_job(bench: Bench) -> None:
     del bench.engine.errors["a"]
     bench.plan()
     await bench.loaded("a")
-    assert bench.backlog.pop(1) == [job]
+    assert bench.pop(1) == [job]
     assert bench.outcomes == []
 
 

@@ -17,6 +17,7 @@ from services.worker.execution.runner import Runner, RunnerCallbacks
 from services.worker.jobs import Candidate, Claim, Job, JobKey, Outcome, Phase, Record
 from services.worker.offsets.ledger import Partition, Place
 from services.worker.queue.backlog import Backlog
+from services.worker.queue.pace import Pace
 from tests.waiting import eventually
 
 MAX_ATTEMPTS = 3
@@ -31,6 +32,8 @@ class FakeEngine:
 
     def add(self, requests: Iterable[Request]) -> None:
         self.batch.extend(requests)
+
+    def expect(self, _digests: Iterable[str]) -> None: ...
 
     def cancel(self, request_ids: Collection[str]) -> None:
         self.batch = [request for request in self.batch if request.request_id not in request_ids]
@@ -57,7 +60,7 @@ class Floor:
         self.engine = FakeEngine()
         callbacks = RunnerCallbacks(self.start, self.outcomes.append, lambda _job: None, self.retry)
         limits = Limits(8, 60.0, MAX_ATTEMPTS, 1024)
-        self.runner = Runner(limits, Backlog[Job](100), self.engine, FakeAdapters(), callbacks)
+        self.runner = Runner(limits, Backlog[Job](100), self.engine, FakeAdapters(), Pace({}), callbacks)
 
     async def start(self, jobs: Sequence[Job]) -> dict[JobKey, int]:
         for job in jobs:

@@ -1,15 +1,29 @@
-"""Which job goes next: lanes by weight, oldest first, only with a loaded adapter, and nobody starves."""
+"""Which job goes next: lanes and tenants by tokens, affinity within the bound on overtaking, and no job starves."""
 
-from collections import Counter
+from collections import Counter, defaultdict
+from typing import Any, NamedTuple, TypeVar
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.common import Lane
 from services.worker.jobs import BASE_GROUP
-from services.worker.queue.backlog import Backlog
+from services.worker.queue.backlog import Backlog, Demand, EngineView, LaneRules, WaitReason
 
 INTERACTIVE, STANDARD, BATCH = Lane.INTERACTIVE, Lane.STANDARD, Lane.BATCH
+JobT = TypeVar("JobT")
+
+
+def add(backlog: Backlog[JobT], job: JobT, lane: Lane, group: str, now: float, **more: Any) -> None:
+    backlog.add(job, Demand(lane, more.pop("tenant", "acme"), group, **more), now)
+
+
+def requeue(backlog: Backlog[JobT], job: JobT, lane: Lane, group: str, now: float) -> None:
+    backlog.requeue(job, Demand(lane, "acme", group), now)
+
+
+def pop(backlog: Backlog[JobT], limit: int, view: EngineView | None = None, now: float = 0.0) -> list[JobT]:
+    return [waiting.job for waiting in backlog.pop(limit, view, now)]
 
 
 def test_jobs_of_one_lane_run_oldest_first_whatever_their_adapters() -> None:
@@ -17,37 +31,37 @@ def test_jobs_of_one_lane_run_oldest_first_whatever_their_adapters() -> None:
     backlog.open("a")
     backlog.open("b")
     for number, group in enumerate(["b", "a", "b", BASE_GROUP]):
-        backlog.add(f"job {number}", STANDARD, group, now=float(number))
-    assert backlog.pop(10) == ["job 0", "job 1", "job 2", "job 3"]
+        add(backlog, f"job {number}", STANDARD, group, now=float(number))
+    assert pop(backlog, 10) == ["job 0", "job 1", "job 2", "job 3"]
     assert len(backlog) == 0
 
 
 def test_a_cold_adapter_holds_up_nobody() -> None:
     backlog = Backlog[str](10)
-    backlog.add("cold", INTERACTIVE, "a", now=0.0)
-    backlog.add("warm", BATCH, BASE_GROUP, now=1.0)
-    assert backlog.pop(2) == ["warm"]
+    add(backlog, "cold", INTERACTIVE, "a", now=0.0)
+    add(backlog, "warm", BATCH, BASE_GROUP, now=1.0)
+    assert pop(backlog, 2) == ["warm"]
     assert backlog.closed_groups(now=2.0) == [("a", 0.0)]
     backlog.open("a")
-    assert backlog.pop(2) == ["cold"]
+    assert pop(backlog, 2) == ["cold"]
 
 
 def test_a_closed_group_waits_again() -> None:
     backlog = Backlog[str](10)
     backlog.open("a")
-    backlog.add("job", STANDARD, "a", now=0.0)
+    add(backlog, "job", STANDARD, "a", now=0.0)
     backlog.close("a")
-    assert backlog.pop(1) == []
+    assert pop(backlog, 1) == []
     backlog.open("a")
-    assert backlog.pop(1) == ["job"]
+    assert pop(backlog, 1) == ["job"]
 
 
 def test_lanes_share_by_weight_and_none_starves() -> None:
     backlog = Backlog[Lane](1000)
     for lane in (BATCH, STANDARD, INTERACTIVE):
         for _ in range(300):
-            backlog.add(lane, lane, BASE_GROUP, now=0.0)
-    popped = backlog.pop(210)
+            add(backlog, lane, lane, BASE_GROUP, now=0.0)
+    popped = pop(backlog, 210)
     assert popped[0] == INTERACTIVE
     assert Counter(popped) == {INTERACTIVE: 160, STANDARD: 40, BATCH: 10}
 
@@ -55,39 +69,39 @@ def test_lanes_share_by_weight_and_none_starves() -> None:
 def test_a_lane_cannot_save_up_its_share() -> None:
     backlog = Backlog[Lane](1000)
     for _ in range(200):
-        backlog.add(BATCH, BATCH, BASE_GROUP, now=0.0)
-    backlog.pop(100)
+        add(backlog, BATCH, BATCH, BASE_GROUP, now=0.0)
+    pop(backlog, 100)
     for _ in range(200):
-        backlog.add(INTERACTIVE, INTERACTIVE, BASE_GROUP, now=1.0)
-    assert BATCH in backlog.pop(40), "a lane that came late took everything"
+        add(backlog, INTERACTIVE, INTERACTIVE, BASE_GROUP, now=1.0)
+    assert BATCH in pop(backlog, 40), "a lane that came late took everything"
 
 
 def test_what_is_put_back_goes_first() -> None:
     backlog = Backlog[str](10)
     for name in ("first", "second", "third"):
-        backlog.add(name, STANDARD, BASE_GROUP, now=0.0)
-    popped = backlog.pop(2)
+        add(backlog, name, STANDARD, BASE_GROUP, now=0.0)
+    popped = pop(backlog, 2)
     for job in reversed(popped):
-        backlog.requeue(job, STANDARD, BASE_GROUP, now=1.0)
-    assert backlog.pop(3) == ["first", "second", "third"]
+        requeue(backlog, job, STANDARD, BASE_GROUP, now=1.0)
+    assert pop(backlog, 3) == ["first", "second", "third"]
 
 
 def test_the_adapter_to_load_next_is_the_one_waited_for_longest_by_weight() -> None:
     backlog = Backlog[str](10)
-    backlog.add("old batch job", BATCH, "a", now=0.0)
-    backlog.add("young interactive job", INTERACTIVE, "b", now=9.0)
+    add(backlog, "old batch job", BATCH, "a", now=0.0)
+    add(backlog, "young interactive job", INTERACTIVE, "b", now=9.0)
     assert [group for group, _ in backlog.closed_groups(now=10.0)] == ["b", "a"]
     backlog.remove(lambda job: job.startswith("young"))
-    backlog.add("younger interactive job", INTERACTIVE, "b", now=9.9)
+    add(backlog, "younger interactive job", INTERACTIVE, "b", now=9.9)
     assert [group for group, _ in backlog.closed_groups(now=10.0)] == ["a", "b"]
 
 
 def test_removing_keeps_the_order_of_the_rest() -> None:
     backlog = Backlog[int](10)
     for number in range(6):
-        backlog.add(number, STANDARD, BASE_GROUP, now=0.0)
+        add(backlog, number, STANDARD, BASE_GROUP, now=0.0)
     assert backlog.remove(lambda job: job % 2 == 0) == [0, 2, 4]
-    assert backlog.pop(6) == [1, 3, 5]
+    assert pop(backlog, 6) == [1, 3, 5]
 
 
 ACTIONS = st.lists(
@@ -113,10 +127,10 @@ def test_no_job_is_lost_or_taken_twice_or_taken_while_closed(actions: list[tuple
         match action, arguments:
             case "add", [lane, group]:
                 job = (number, lane, group)
-                backlog.add(job, lane, group, now=float(number))
+                add(backlog, job, lane, group, now=float(number))
                 waiting.add(job)
             case "pop", [limit]:
-                last = backlog.pop(limit)
+                last = pop(backlog, limit)
                 assert all(job[2] in is_open for job in last)
                 assert len(last) == min(limit, sum(job[2] in is_open for job in waiting))
                 waiting -= set(last)
@@ -132,8 +146,191 @@ def test_no_job_is_lost_or_taken_twice_or_taken_while_closed(actions: list[tuple
                 waiting -= set(removed)
             case "requeue", []:
                 for job in reversed(last):
-                    backlog.requeue(job, job[1], job[2], now=float(number))
+                    requeue(backlog, job, job[1], job[2], now=float(number))
                 waiting |= set(last)
                 last = []
         assert len(backlog) == len(waiting)
         assert {group for group, _ in backlog.closed_groups(float(number))} == {job[2] for job in waiting} - is_open
+
+
+def affine(overtake_tokens: float, quantum: float = 1e9, urgent_s: float = 2.0) -> dict[Lane, LaneRules]:
+    return dict.fromkeys(Lane, LaneRules(overtake_tokens, quantum, urgent_s))
+
+
+def opened(backlog: Backlog[JobT], *groups: str) -> Backlog[JobT]:
+    for group in groups:
+        backlog.open(group)
+    return backlog
+
+
+def test_jobs_of_the_batch_s_adapters_go_first_then_those_in_the_pages() -> None:
+    backlog = opened(Backlog[str](10, affine(100)), "cold", "resident", "running")
+    for group in ("cold", "resident", "running"):
+        add(backlog, group, STANDARD, group, 0.0)
+    assert pop(backlog, 3, EngineView({"running": 1}, {"resident", "running"})) == ["running", "resident", "cold"]
+
+
+def test_a_job_is_overtaken_by_the_bound_and_no_further() -> None:
+    backlog = opened(Backlog[int](100, affine(3)), "cold", "hot")
+    add(backlog, 0, STANDARD, "cold", 0.0)
+    for number in range(1, 6):
+        add(backlog, number, STANDARD, "hot", 0.0)
+    assert pop(backlog, 10, EngineView({"hot": 1}, {"hot"})) == [1, 2, 3, 0, 4, 5]
+
+
+def test_what_a_job_did_not_use_is_given_back_to_those_behind_it() -> None:
+    backlog = opened(Backlog[int](100, affine(4)), "cold", "hot")
+    view = EngineView({"hot": 1}, {"hot"})
+    add(backlog, 0, STANDARD, "cold", 0.0)
+    for number in range(1, 4):
+        add(backlog, number, STANDARD, "hot", 0.0, tokens=4)
+    (first,) = backlog.pop(1, view)
+    backlog.correct(first, 1)
+    assert pop(backlog, 1, view) == [0], "three tokens are left, the next job may need four"
+
+
+def test_without_a_bound_to_use_it_is_first_come_first_served() -> None:
+    backlog = opened(Backlog[int](100, affine(0)), "cold", "hot")
+    add(backlog, 0, STANDARD, "cold", 0.0)
+    add(backlog, 1, STANDARD, "hot", 0.0)
+    assert pop(backlog, 2, EngineView({"hot": 1}, {"hot"})) == [0, 1]
+
+
+def test_a_deadline_within_reach_goes_first_and_a_far_one_does_not() -> None:
+    backlog = Backlog[str](10, affine(100, urgent_s=2.0))
+    add(backlog, "early", STANDARD, BASE_GROUP, 0.0)
+    add(backlog, "far", STANDARD, BASE_GROUP, 0.0, tenant="globex", deadline=100.0)
+    add(backlog, "near", STANDARD, BASE_GROUP, 0.0, tenant="initech", deadline=11.0)
+    assert pop(backlog, 3, now=10.0) == ["near", "early", "far"]
+
+
+def test_a_prefix_that_is_in_the_batch_goes_first_among_its_group() -> None:
+    backlog = Backlog[str](10, affine(100))
+    add(backlog, "other", STANDARD, BASE_GROUP, 0.0)
+    add(backlog, "shared", STANDARD, BASE_GROUP, 0.0, prefix=7)
+    assert pop(backlog, 2, EngineView({BASE_GROUP: 1}, prefixes={7})) == ["shared", "other"]
+
+
+def test_tenants_share_a_lane_by_tokens_and_weight() -> None:
+    backlog = Backlog[str](2000, affine(0, quantum=10), weight_of={"acme": 1.0, "globex": 3.0}.__getitem__)
+    for _ in range(400):
+        add(backlog, "acme", STANDARD, BASE_GROUP, 0.0, tenant="acme", tokens=4)
+        add(backlog, "globex", STANDARD, BASE_GROUP, 0.0, tenant="globex", tokens=2)
+    served = Counter(pop(backlog, 350))
+    assert abs(2 * served["globex"] - 3 * 4 * served["acme"]) <= 3 * 2 * (10 + 4)
+
+
+def test_a_tenant_that_comes_back_has_no_more_than_a_quantum() -> None:
+    backlog = Backlog[str](2000, affine(0, quantum=10))
+    for _ in range(300):
+        add(backlog, "acme", STANDARD, BASE_GROUP, 0.0, tenant="acme")
+    pop(backlog, 200)
+    for _ in range(100):
+        add(backlog, "globex", STANDARD, BASE_GROUP, 0.0, tenant="globex")
+    assert Counter(pop(backlog, 60))["globex"] <= 30 + 2 * 11
+
+
+def test_a_tenant_over_its_limit_holds_up_no_other() -> None:
+    backlog = Backlog[str](10)
+    add(backlog, "limited", STANDARD, BASE_GROUP, 0.0, tenant="acme")
+    add(backlog, "free", STANDARD, BASE_GROUP, 0.0, tenant="globex")
+
+    def allows(demand: Demand) -> bool:
+        return demand.tenant != "acme"
+
+    assert [each.job for each in backlog.pop(2, allows=allows)] == ["free"]
+    assert [reason for reason, _ in backlog.reasons(allows)] == [WaitReason.TENANT_LIMIT]
+    assert pop(backlog, 2) == ["limited"]
+
+
+def test_why_jobs_wait() -> None:
+    backlog = opened(Backlog[str](10, affine(10, quantum=1)), "hot", "late")
+    add(backlog, "late", STANDARD, "late", 0.0)
+    add(backlog, "hot", STANDARD, "hot", 0.0)
+    add(backlog, "unloaded", STANDARD, "closed", 0.0, tenant="globex")
+    add(backlog, "full", BATCH, BASE_GROUP, 0.0, tenant="initech")
+
+    def reasons() -> dict[str, WaitReason]:
+        return {each.job: reason for reason, waiting in backlog.reasons() for each in waiting}
+
+    full = WaitReason.ENGINE_FULL
+    assert reasons() == {"late": full, "hot": full, "unloaded": WaitReason.ADAPTER_LOADING, "full": full}
+    assert pop(backlog, 1, EngineView({"hot": 1}, {"hot"})) == ["hot"]
+    assert reasons()["late"] == WaitReason.TENANT_OVER_SHARE
+    backlog.follow(affine(10, quantum=10))
+    backlog.pop(0)
+    assert backlog.num_bytes == 0
+
+
+def test_bytes_are_counted_while_a_job_waits() -> None:
+    backlog = Backlog[str](10)
+    add(backlog, "large", STANDARD, BASE_GROUP, 0.0, num_bytes=900)
+    add(backlog, "small", STANDARD, BASE_GROUP, 0.0, num_bytes=9)
+    assert backlog.num_bytes == 909
+    pop(backlog, 1)
+    assert backlog.num_bytes == 9
+    backlog.remove(lambda _job: True)
+    assert backlog.num_bytes == 0
+
+
+class Arrival(NamedTuple):
+    """A job in an adversary's sequence; `order` is when it came."""
+
+    order: int
+    tenant: str
+    group: str
+    tokens: int
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.sampled_from("xyz"), st.sampled_from("abcdef"), st.integers(1, 9)),
+        st.tuples(st.just("pop"), st.integers(1, 4), st.sets(st.sampled_from("abcdef"))),
+    ),
+    max_size=120,
+)
+
+
+@given(STEPS, st.integers(0, 30))
+def test_no_adversary_overtakes_a_job_by_more_than_the_bound(steps: list[tuple[Any, ...]], bound: int) -> None:
+    backlog = opened(Backlog[Arrival](1000, affine(bound, quantum=5)), *"abcdef")
+    waiting: list[Arrival] = []
+    passed: dict[Arrival, int] = defaultdict(int)
+    for number, (action, *arguments) in enumerate([*steps, ("pop", 1000, set())]):
+        if action == "add":
+            arrival = Arrival(number, *arguments)
+            add(backlog, arrival, STANDARD, arrival.group, 0.0, tenant=arrival.tenant, tokens=arrival.tokens)
+            waiting.append(arrival)
+            continue
+        limit, resident = arguments
+        for popped in pop(backlog, limit, EngineView(dict.fromkeys(resident, 1), resident)):
+            waiting.remove(popped)
+            for other in waiting:
+                if other.tenant == popped.tenant and other.order < popped.order:
+                    passed[other] += popped.tokens
+                    assert passed[other] <= bound
+    assert not waiting
+
+
+@given(STEPS, st.integers(1, 20))
+def test_tenants_that_always_wait_are_served_alike(steps: list[tuple[Any, ...]], quantum: int) -> None:
+    """Whatever the affinities and sizes, over any interval: the bound of `shares.py`."""
+    backlog = opened(Backlog[Arrival](5000, affine(50, quantum=quantum)), *"abcdef")
+    size = 9
+    sizes = [arguments[-1] for action, *arguments in steps if action == "add"] or [1]
+    for number in range(300):
+        for tenant in "xyz":
+            tokens = sizes[(number * 7 + ord(tenant)) % len(sizes)]
+            arrival = Arrival(number, tenant, "abcdef"[(number * ord(tenant)) % 6], tokens)
+            add(backlog, arrival, STANDARD, arrival.group, 0.0, tenant=tenant, tokens=tokens)
+    served = dict.fromkeys("xyz", 0)
+    history = [dict(served)]
+    for action, *arguments in steps:
+        if action == "pop":
+            limit, resident = arguments
+            for popped in pop(backlog, limit, EngineView(dict.fromkeys(resident, 1), resident)):
+                served[popped.tenant] += popped.tokens
+                history.append(dict(served))
+    for earlier in history[:: max(1, len(history) // 20)]:
+        grown = [served[tenant] - earlier[tenant] for tenant in "xyz"]
+        assert max(grown) - min(grown) <= 2 * (quantum + size)

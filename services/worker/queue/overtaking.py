@@ -1,0 +1,48 @@
+"""How many tokens of later arrivals have passed a job. Pure policy.
+
+    passed(j) = tokens admitted, while j could run, of jobs that arrived after j
+
+The oldest job has been passed by at least as many as any younger one, since whatever passed the younger one arrived
+after both. So a bound on the oldest job is a bound on all, and only that one has to be looked at.
+"""
+
+import heapq
+
+
+class Overtaking:
+    """Admissions that arrived after the oldest waiting job of one queue."""
+
+    def __init__(self) -> None:
+        self._admitted: list[int] = []
+        self._tokens: dict[int, float] = {}
+        self._sum = 0.0
+
+    def passed(self, oldest: int) -> float:
+        """Tokens that have passed the job whose place in the order of arrival is `oldest`."""
+        while self._admitted and self._admitted[0] < oldest:
+            self._sum -= self._tokens.pop(heapq.heappop(self._admitted))
+        if not self._admitted:
+            self._sum = 0.0  # no rounding error outlives its cause
+        return self._sum
+
+    def allows(self, oldest: int, order: int, tokens: float, bound: float) -> bool:
+        """Whether a job of that order may be admitted before the oldest one."""
+        return order == oldest or self.passed(oldest) + tokens <= bound
+
+    def admit(self, order: int, tokens: float) -> None:
+        """A job is admitted."""
+        heapq.heappush(self._admitted, order)
+        self._tokens[order] = tokens
+        self._sum += tokens
+
+    def correct(self, order: int, tokens: float) -> None:
+        """An admitted job turned out to have that many tokens."""
+        if order in self._tokens:
+            self._sum += tokens - self._tokens[order]
+            self._tokens[order] = tokens
+
+    def clear(self) -> None:
+        """No job waits: there is nothing that could have been passed."""
+        self._admitted.clear()
+        self._tokens.clear()
+        self._sum = 0.0
