@@ -1,4 +1,4 @@
-# One image for every process: the command names which. Built in two stages, so that no installer stays in it.
+# One image for every process; the command selects it. Built in two stages, so that it contains no installer.
 FROM python:3.13.14-slim AS build
 WORKDIR /src
 COPY requirements/bootstrap.txt requirements/runtime.txt requirements/
@@ -13,7 +13,7 @@ COPY migrations migrations
 RUN uv pip install --no-cache --python /opt/loraq/bin/python --no-deps .
 
 FROM python:3.13.14-slim
-# The C++ kernels for this CPU and Triton's launchers are compiled at run time, into the cache.
+# The C++ kernels for the CPU and Triton's launchers are compiled at run time, into the cache.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ libc6-dev \
     && rm -rf /var/lib/apt/lists/* \

@@ -1,4 +1,4 @@
-"""Writes the pages of docs/ that say what the code says: configuration.md and errors.md."""
+"""Writes the pages of docs/ that are generated from the code: configuration.md and errors.md."""
 
 from pathlib import Path
 from typing import Any
@@ -18,24 +18,24 @@ SHOWN_IN = {
 CONFIGURATION = """\
 # Configuration
 
-Every process reads the same settings, once, from the environment; `.env` and the file that `loraq up` writes
-(`.loraq/stack.env`) in the working directory count too, and the environment wins. An empty variable is an absent one.
-A bad value stops the process at once with one line that names it. Lists are written as JSON. A variable of the
-environment that begins with `LORAQ_` and is none of these is warned of, with the nearest that is.
+Every process reads the same settings once, at start. Sources, strongest first: the environment, `.env`, and the file
+that `loraq up` writes (`.loraq/stack.env`), both in the working directory. An empty variable counts as unset. An
+invalid value stops the process at once with one line that names it. Lists are written as JSON. A process warns of a
+`LORAQ_` variable in the environment that is not listed here, and suggests the nearest one.
 
-Values left empty below have no default. This page is generated from the code by `make reference`.
+An empty default means that there is none. `make reference` generates this page from the code.
 
-| variable | default | unit or bounds | what it is |
+| variable | default | unit or bounds | description |
 |---|---|---|---|
 """
 ENGINE_VARIABLES = """
-These are read by the engine, which also runs without the rest, or by Triton below it. They count in the environment
-alone, not in `.env`.
+The engine, which also runs without the services, and Triton read these variables. They must be set in the environment,
+not in `.env`.
 
-| variable | default | what it is |
+| variable | default | description |
 |---|---|---|
 | `LORAQ_KERNEL_CACHE` | `loraq/kernels` below `XDG_CACHE_HOME`, else `~/.cache/loraq/kernels` | Directory of the \
-engine's compiled operators. `LORAQ_CACHE_DIR` does not move it. |
+engine's compiled operators. `LORAQ_CACHE_DIR` does not affect it. |
 | `CXX` | `g++`, `c++` or `clang++` | C++ compiler of those operators. |
 | `CC` | `gcc` or `clang` | C compiler that Triton needs for a CUDA device. |
 | `TRITON_CACHE_DIR` | `~/.triton/cache` | Directory of Triton's compiled kernels. |
@@ -43,53 +43,53 @@ engine's compiled operators. `LORAQ_CACHE_DIR` does not move it. |
 ERRORS = """\
 # Error codes
 
-Codes are stable: programs may branch on them. The sentence says what the code means; the `error_message` of a row and
-the `message` of a webhook name the culprit of that one job, as do the headers `loraq-error-code` and
-`loraq-error-message` of a record in the dead-letter topic. This page is generated from the code by `make reference`.
+Codes are stable: programs may branch on them. The meaning below is general; the `error_message` of a row, the `message`
+of a webhook and the header `loraq-error-message` of a dead letter name the culprit of that one job. The header
+`loraq-error-code` of a dead letter holds the code. `make reference` generates this page from the code.
 
-*At fault* is who can do something about it. *Tried again* says whether loraq tried more than once before it gave up.
-*Counted* says whether it counts in the row's `attempts`, that is whether the job was handed to an engine; a job gets
+*At fault* names who can fix the error. *Retried* means that loraq tried more than once before it failed the job.
+*Counted* means that the failure counts in the row's `attempts`, because an engine received the job; a job gets
 `LORAQ_MAX_ATTEMPTS` of those.
 
-| code | where it shows | at fault | tried again | counted | meaning |
+| code | where it appears | at fault | retried | counted | meaning |
 |---|---|---|---|---|---|
 """
 INCIDENTS = """
-A request that only the engine finds wrong (a token id that the model has not) ends as `invalid_message` in a row and is
-counted; one that names an endpoint that its tenant has not ends so as well, uncounted. A job that is cancelled while it
-runs keeps the attempt that it had begun.
+A request that only the engine can reject (a token id outside the model's vocabulary) ends as `invalid_message` in a row
+and is counted. A request with an endpoint that its tenant does not have ends the same way, but is not counted. A job
+that is cancelled while it runs keeps the attempt that it had started.
 
-## What gets no code
+## Failures without a code
 
-These end no job; the job goes on when they are over.
+These do not end a job; it continues when they are over.
 
-| what goes wrong | at fault | tried again | counted |
+| failure | at fault | retried | counted |
 |---|---|---|---|
 """
 INCIDENT_ROWS = (
     (
-        "Kafka, Postgres or S3 does not answer, or refuses for a time",
+        "Kafka, Postgres or S3 does not answer, or refuses temporarily",
         Fault.INFRASTRUCTURE,
         "until it answers; partitions are paused meanwhile",
         "no",
     ),
     (
-        "the dead-letter topic is missing or refuses",
+        "the dead-letter topic is missing or refuses a record",
         Fault.INFRASTRUCTURE,
-        "until it takes the record, whose offset stands still meanwhile",
+        "until it accepts the record, whose offset is not committed meanwhile",
         "no",
     ),
     (
-        "a worker is stopped, killed or cut off while it holds a job",
+        "a worker is stopped, killed or cut off while a job is in flight",
         Fault.INFRASTRUCTURE,
-        "by the worker that gets the record next",
+        "by the worker that consumes the record next",
         "if it was running",
     ),
     (
         "the engine process dies, hangs or runs out of memory",
         Fault.SERVICE,
-        "in the next engine process, in halves until one job ends it alone",
-        "for the job that was alone in it",
+        "in the next engine process, in halves, until a single job crashes it",
+        "for that single job",
     ),
 )
 
@@ -114,7 +114,7 @@ def errors() -> str:
     return ERRORS + "".join(rows) + INCIDENTS + "".join(f"| {' | '.join(row)} |\n" for row in INCIDENT_ROWS)
 
 
-def _yes(answer: bool) -> str:  # a cell with one meaning
+def _yes(answer: bool) -> str:
     return "yes" if answer else "no"
 
 

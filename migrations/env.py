@@ -1,4 +1,4 @@
-"""Alembic's environment. `services.postgres.migrate` hands over the connection; there is no other way in."""
+"""Alembic's environment; runs only with the connection that `services.postgres.migrate` passes in."""
 
 from alembic import context
 

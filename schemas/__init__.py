@@ -1,1 +1,1 @@
-"""What crosses a boundary: messages, rows and webhook payloads. No I/O, no torch."""
+"""Data that crosses a boundary: messages, rows and webhook payloads. No I/O, no torch."""

@@ -1,4 +1,4 @@
-"""The topics as an AsyncAPI 3.0 document, seen from loraq: it receives jobs and cancellations and sends events."""
+"""The topics as an AsyncAPI 3.0 document, from loraq's side: it receives jobs and cancellations and sends events."""
 
 from pydantic import JsonValue
 
@@ -10,13 +10,13 @@ Document = dict[str, JsonValue]
 
 
 def document() -> Document:
-    """The whole document; payloads refer to the `*.schema.json` files beside it."""
+    """The whole document; payloads refer to the `*.schema.json` files in the same directory."""
     return {
         "asyncapi": "3.0.0",
         "info": {
             "title": "loraq",
             "version": "1.0.0",
-            "description": "Inference jobs for many LoRA adapters over one base model: in as records, out as events.",
+            "description": "Inference jobs for many LoRA adapters over one base model, from records to events.",
             "license": {"name": "Apache-2.0"},
         },
         "defaultContentType": "application/json",
@@ -37,7 +37,7 @@ def _channels() -> Document:
         "dead": _channel(
             "{prefix}.{pool}.jobs.dead",
             "DeadRecord",
-            "Records that no row can be made of, byte for byte as they came; their headers say why and from where.",
+            "Records that are not valid jobs, byte for byte as received; their headers hold the reason and the source.",
         ),
         "events": _channel("{prefix}.{pool}.events", "CloudEvent", "Terminal states of jobs. Key: the job_id."),
         "control": _channel("{prefix}.{pool}.control", "Cancellation", "Cancellations. Key: the tenant."),
@@ -57,13 +57,13 @@ def _channel(address: str, message: str, description: str) -> Document:
 def _operations() -> Document:
     return {
         "receiveJob": _operation(
-            "receive", "jobs", "JobRequest", "Takes a job; it ends in one row or as a dead record."
+            "receive", "jobs", "JobRequest", "Receives a job, which ends in one row or as a dead record."
         ),
         "receiveCancellation": _operation(
-            "receive", "control", "Cancellation", "Cancels one job, or remembers to when it comes."
+            "receive", "control", "Cancellation", "Cancels one job, now or when it arrives."
         ),
-        "sendEvent": _operation("send", "events", "CloudEvent", "Says that a job's row is committed, after it is."),
-        "sendDeadRecord": _operation("send", "dead", "DeadRecord", "Sets a record aside that is no valid job."),
+        "sendEvent": _operation("send", "events", "CloudEvent", "Reports a terminal job after its row is committed."),
+        "sendDeadRecord": _operation("send", "dead", "DeadRecord", "Dead-letters a record that is not a valid job."),
     }
 
 
@@ -80,7 +80,7 @@ def _messages() -> Document:
     trace: Document = {"type": "string", "description": "W3C Trace Context; the job's spans join this trace."}
     signature: Document = {
         "type": "string",
-        "description": "HMAC-SHA256 of the value with the tenant's producer key, in hex, where signing is demanded.",
+        "description": "HMAC-SHA256 of the value with the tenant's producer key, in hex, if signatures are required.",
     }
     return {
         "JobRequest": {
@@ -94,7 +94,7 @@ def _messages() -> Document:
         "Cancellation": _message("cancellation", "Cancels one job.", {"type": "string"}),
         "DeadRecord": {
             "name": "DeadRecord",
-            "summary": "A record as it came; of any content.",
+            "summary": "A record as received; any content.",
             "contentType": "application/octet-stream",
             "headers": {"type": "object", "properties": _dead_headers()},
             "payload": True,
@@ -103,26 +103,26 @@ def _messages() -> Document:
 
 
 def _replay_headers() -> Document:
-    said = {
-        "loraq-replay-of": "Only if the job replays an ended one: that one's job_id.",
-        "loraq-origin": "Only on a dead letter sent back: topic/partition/offset/timestamp of where it first stood.",
-        "loraq-dead-letter": "Only on a dead letter sent back: its partition:offset in the dead-letter topic.",
+    descriptions = {
+        "loraq-replay-of": "Only if the job replays an ended one: the job_id of that job.",
+        "loraq-origin": "Only on a replayed dead letter: its first topic/partition/offset/timestamp.",
+        "loraq-dead-letter": "Only on a replayed dead letter: its partition:offset in the dead-letter topic.",
     }
-    return {name: {"type": "string", "description": text} for name, text in said.items()}
+    return {name: {"type": "string", "description": text} for name, text in descriptions.items()}
 
 
 def _dead_headers() -> Document:
-    said = {
+    descriptions = {
         "loraq-error-code": "Stable error code.",
         "loraq-error-message": "A sentence that names the culprit.",
         "loraq-source-topic": "Topic that the record came from.",
         "loraq-source-partition": "Its partition there.",
         "loraq-source-offset": "Its offset there.",
         "loraq-source-timestamp": "Its timestamp there, milliseconds since 1970.",
-        "loraq-value-omitted": "Only if the record is too large for this topic: bytes of the value that was left out.",
-        "loraq-value-sha256": "SHA-256 of the value that was left out, in hex.",
+        "loraq-value-omitted": "Only if the record is too large for this topic: size of the omitted value in bytes.",
+        "loraq-value-sha256": "SHA-256 of the omitted value, in hex.",
     }
-    return {name: {"type": "string", "description": text} for name, text in said.items()}
+    return {name: {"type": "string", "description": text} for name, text in descriptions.items()}
 
 
 def _message(schema: str, summary: str, key: Document) -> Document:

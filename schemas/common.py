@@ -10,13 +10,13 @@ MAX_INLINE_OUTPUT_BYTES = 64 * 1024
 
 
 class Strict(BaseModel):
-    """Base of every boundary model: unknown fields and wrong types are refused by name; instances are frozen."""
+    """Base of every boundary model: it refuses unknown fields and wrong types by name; instances are frozen."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def exactly_one(json_types: dict[str, str]) -> dict[str, JsonValue]:
-    """JSON Schema of "exactly one of these fields is given and not null"; each field comes with its JSON type."""
+    """JSON Schema for "exactly one of these fields is present and not null"; maps each field to its JSON type."""
     return {"oneOf": [{"required": [name], "properties": {name: {"type": kind}}} for name, kind in json_types.items()]}
 
 
@@ -29,7 +29,7 @@ class Lane(StrEnum):
 
 
 class JobState(StrEnum):
-    """Where a job is in its life. See `TERMINAL_STATES` for those it never leaves."""
+    """State of a job; it never leaves a state of `TERMINAL_STATES`."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -44,7 +44,7 @@ TERMINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCE
 
 
 class AdapterStatus(StrEnum):
-    """Where an adapter version is in its admission."""
+    """Status of an adapter version in its admission."""
 
     PENDING = "pending"
     READY = "ready"
@@ -60,7 +60,7 @@ class FinishReason(StrEnum):
 
 
 class ErrorCode(StrEnum):
-    """Stable error codes; `ERROR_SENTENCES` says each in words."""
+    """Stable error codes; `ERROR_SENTENCES` describes them."""
 
     INVALID_MESSAGE = "invalid_message"
     ID_CONFLICT = "id_conflict"
@@ -79,13 +79,13 @@ class ErrorCode(StrEnum):
 
 
 ERROR_SENTENCES: dict[ErrorCode, str] = {
-    ErrorCode.INVALID_MESSAGE: "The request is not valid; the message names the field. A row: an unknown endpoint.",
+    ErrorCode.INVALID_MESSAGE: "The request is invalid; the message names the field. In a row: an unknown endpoint.",
     ErrorCode.ID_CONFLICT: "This job_id was already used by the tenant for a different request.",
     ErrorCode.UNAUTHENTICATED: "The tenant is not registered, or the signature is missing, wrong or cannot be checked.",
     ErrorCode.UNKNOWN_ADAPTER: "The tenant has no adapter of this name and version.",
     ErrorCode.ADAPTER_NOT_READY: "The adapter exists but is pending, rejected or disabled.",
     ErrorCode.ADAPTER_LOAD_FAILED: "The adapter's files could not be fetched, verified or loaded.",
-    ErrorCode.ADAPTER_LOAD_TIMEOUT: "The adapter did not arrive within the load timeout.",
+    ErrorCode.ADAPTER_LOAD_TIMEOUT: "The adapter was not loaded within the load timeout.",
     ErrorCode.PROMPT_TOO_LONG: "Prompt and max_tokens together exceed the model's context or the engine's memory.",
     ErrorCode.LIMIT_EXCEEDED: "The tenant's limit leaves no room for this job (planned).",
     ErrorCode.DEADLINE_EXCEEDED: "The deadline passed before the job was started.",
@@ -97,7 +97,7 @@ ERROR_SENTENCES: dict[ErrorCode, str] = {
 
 
 class Fault(StrEnum):
-    """Who can do something about an error."""
+    """Whose fault an error is, and who can fix it."""
 
     JOB = "the job"
     ADAPTER = "the adapter"
@@ -106,7 +106,7 @@ class Fault(StrEnum):
 
 
 class ErrorClass(NamedTuple):
-    """Whose fault an error is, whether loraq tries again before it says so, whether the row's `attempts` counts it."""
+    """Whose fault an error is, whether loraq retries before it fails the job, and whether `attempts` counts it."""
 
     fault: Fault
     retried: bool
@@ -130,7 +130,7 @@ ERROR_CLASSES: dict[ErrorCode, ErrorClass] = {
     ErrorCode.RESULT_TOO_LARGE: ErrorClass(Fault.JOB, retried=False, charged=True),
 }
 SUSPECT_CODES = frozenset({ErrorCode.ADAPTER_LOAD_FAILED, ErrorCode.ADAPTER_LOAD_TIMEOUT, ErrorCode.ENGINE_ERROR})
-"""Failures that say, when most jobs of several tenants end in them, that something of ours is wrong."""
+"""Failures that indicate a problem of the service when most jobs of several tenants end in them."""
 
 NAME_PATTERN = r"^[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?$"
 ADAPTER_REF_PATTERN = r"^[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?(?:@[1-9][0-9]{0,8})?$"

@@ -6,7 +6,7 @@ from schemas.common import Strict, TenantName
 
 
 class Cancellation(Strict):
-    """Asks for one job to be cancelled; a job not yet seen is cancelled when it arrives."""
+    """Requests the cancellation of one job; a job that no worker has read yet is cancelled when it arrives."""
 
     tenant: TenantName
     job_id: UUID

@@ -1,4 +1,4 @@
-"""What leaves loraq: webhook bodies and CloudEvents on `<prefix>.<pool>.events`."""
+"""Outgoing messages: webhook bodies and CloudEvents on `<prefix>.<pool>.events`."""
 
 from typing import Annotated, Literal
 from uuid import UUID
@@ -52,7 +52,7 @@ class JobOutcome(Strict):
 
 
 class WebhookBody(Strict):
-    """Body of a webhook by the Standard Webhooks specification."""
+    """Body of a webhook, following the Standard Webhooks specification."""
 
     type: TerminalEventType
     timestamp: AwareDatetime

@@ -1,4 +1,4 @@
-"""`python -m schemas.export DIR`: the JSON Schema of every message and row, and the topics as AsyncAPI."""
+"""`python -m schemas.export DIR`: writes the JSON Schema of every message and row, and the topics as AsyncAPI."""
 
 import json
 import sys
@@ -26,13 +26,13 @@ MODELS: dict[str, type[BaseModel]] = {
 
 
 def reference_files() -> dict[str, str]:
-    """File name → content of everything that is exported."""
+    """All exported files: file name → content."""
     files = {f"{name}.schema.json": _json_schema(name, model) for name, model in MODELS.items()}
     return files | {"asyncapi.yaml": _yaml(document())}
 
 
 def write(directory: Path) -> None:
-    """Write the reference and remove exported files that no model stands behind any more."""
+    """Write the reference and remove schema files whose model no longer exists."""
     directory.mkdir(parents=True, exist_ok=True)
     files = reference_files()
     for stale in {path.name for path in directory.glob("*.schema.json")} - files.keys():
@@ -47,7 +47,7 @@ def _json_schema(name: str, model: type[BaseModel]) -> str:
 
 
 def _yaml(content: object) -> str:
-    import yaml  # a development package: only those who write the reference need it
+    import yaml  # a development package, needed only to write the reference
 
     text: str = yaml.safe_dump(content, sort_keys=False, width=110)
     return text

@@ -1,4 +1,4 @@
-"""Identities derived from content: job ids for records that carry none, and request fingerprints."""
+"""Identities derived from content: ids for records without a job_id, and request fingerprints."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def derived_job_id(cluster_id: str, topic: str, partition: int, offset: int, timestamp_ms: int, value: bytes) -> UUID:
-    """UUIDv7 (RFC 9562) of a record without a job_id: the record's timestamp, then SHA-256 over where it stands.
+    """UUIDv7 (RFC 9562) of a record without a job_id: its timestamp, then SHA-256 over its position and value.
 
     The same record always gets the same id, so a redelivery is recognised.
     """
@@ -30,9 +30,9 @@ def derived_job_id(cluster_id: str, topic: str, partition: int, offset: int, tim
 
 
 def fingerprint(request: JobRequest) -> bytes:
-    """SHA-256 of the request as sent with the adapter unresolved and without its job_id.
+    """SHA-256 of the request as sent, with the adapter unresolved and without the job_id.
 
-    Key order and defaults that are spelled out make no difference.
+    Key order and explicit defaults make no difference.
     """
     if request.messages or request.deadline or request.webhook:
         text = _canonical(request.model_dump(mode="json", exclude_defaults=True, exclude={"job_id"}))
@@ -42,7 +42,7 @@ def fingerprint(request: JobRequest) -> bytes:
 
 
 def _members(request: JobRequest) -> Iterator[str]:
-    """What the model would dump of a request of plain values, in the order of the names: in a third of the time."""
+    """The same members that the model would dump, in order of their names, in a third of the time."""
     if request.adapter:
         yield f'"adapter":{_quoted(request.adapter)}'
     if request.metadata:
@@ -60,7 +60,7 @@ def _members(request: JobRequest) -> Iterator[str]:
 
 @lru_cache(maxsize=1024)
 def _sampling_json(stop: tuple[str, ...], *scalars: Any) -> str:
-    """What is said beside the defaults; most requests say the same as others."""
+    """JSON of the values that differ from the defaults; cached, because most requests use the same ones."""
     sampling = Sampling(stop=list(stop), **dict(zip(SAMPLING_SCALARS, scalars, strict=True)))
-    said = sampling.model_dump(mode="json", exclude_defaults=True)
-    return _canonical(said) if said else ""
+    changed = sampling.model_dump(mode="json", exclude_defaults=True)
+    return _canonical(changed) if changed else ""

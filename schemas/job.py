@@ -26,7 +26,7 @@ MAX_URL_CHARS = 2048
 
 
 def _short_url(url: AnyHttpUrl) -> AnyHttpUrl:
-    # As it is requested and stored: percent-encoding makes what was sent up to nine times longer.
+    # The length that is requested and stored: percent-encoding makes a URL up to nine times longer.
     if (length := len(str(url))) > MAX_URL_CHARS:
         raise ValueError(f"the URL has {length} characters when percent-encoded; at most {MAX_URL_CHARS} are allowed")
     return url
@@ -35,12 +35,12 @@ def _short_url(url: AnyHttpUrl) -> AnyHttpUrl:
 WebhookUrl = Annotated[AnyHttpUrl, UrlConstraints(max_length=MAX_URL_CHARS), AfterValidator(_short_url)]
 
 
-def _path_of_no_number(value: JsonValue, path: str) -> str | None:
-    """Where the first NaN or infinity stands in the value, names and places joined by dots; None if there is none."""
+def _path_of_non_finite(value: JsonValue, path: str) -> str | None:
+    """Path of the first NaN or infinity in the value, names and indices joined by dots; None if there is none."""
     if isinstance(value, float):
         return None if isfinite(value) else path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    found = (_path_of_no_number(item, f"{path}.{name}") for name, item in items)
+    found = (_path_of_non_finite(item, f"{path}.{name}") for name, item in items)
     return next((each for each in found if each is not None), None)
 
 
@@ -52,7 +52,7 @@ class ChatMessage(Strict):
 
 
 class Sampling(Strict):
-    """How tokens are chosen. Defaults are greedy decoding of at most 128 tokens."""
+    """How tokens are sampled. The default is greedy decoding of at most 128 tokens."""
 
     max_tokens: Annotated[int, Field(ge=1, le=131_072)] = 128
     temperature: Annotated[float, Field(ge=0.0, le=10.0, description="0 is greedy")] = 0.0
@@ -72,11 +72,11 @@ class Sampling(Strict):
 
 SAMPLING_SCALARS = tuple(name for name in Sampling.model_fields if name != "stop")
 sampling_scalars = attrgetter(*SAMPLING_SCALARS)
-"""Values of a Sampling in the order of `SAMPLING_SCALARS`: with a tuple of its stop strings, a key for what follows."""
+"""Values of a Sampling in the order of `SAMPLING_SCALARS`; together with its stop strings they are a cache key."""
 
 
 class WebhookTarget(Strict):
-    """Where the signed completion goes: an address, or the name of an endpoint the tenant registered."""
+    """Destination of the signed webhook: a URL, or the name of an endpoint that the tenant registered."""
 
     model_config = ConfigDict(json_schema_extra=exactly_one({"url": "string", "endpoint": "string"}))
 
@@ -91,7 +91,7 @@ class WebhookTarget(Strict):
 
 
 class JobRequest(Strict):
-    """One inference job. Exactly one of `prompt`, `messages` and `prompt_token_ids` is given."""
+    """One inference job. Set exactly one of `prompt`, `messages` and `prompt_token_ids`."""
 
     model_config = ConfigDict(
         json_schema_extra=exactly_one({"prompt": "string", "messages": "array", "prompt_token_ids": "array"})
@@ -115,14 +115,14 @@ class JobRequest(Strict):
         try:
             encoded = to_json(metadata)
         except PydanticSerializationError as error:
-            raise ValueError(f"metadata cannot be written as UTF-8, for a lone surrogate: {error}") from error
+            raise ValueError(f"metadata contains a lone surrogate, which UTF-8 cannot encode: {error}") from error
         if len(encoded) > MAX_METADATA_BYTES:
             raise ValueError(f"metadata is {len(encoded)} bytes as JSON; at most {MAX_METADATA_BYTES} are allowed")
         if b"\\u0000" in encoded.replace(b"\\\\", b""):
-            raise ValueError("metadata holds the character U+0000, which a jsonb column cannot store")
-        # What a string says looks the same, so only the walk is sure; most metadata is spared it.
-        if (b"NaN" in encoded or b"Infinity" in encoded) and (path := _path_of_no_number(metadata, "metadata")):
-            raise ValueError(f"{path} is no finite number, and JSON has no others")
+            raise ValueError("metadata contains the character U+0000, which a jsonb column cannot store")
+        # The words may be part of a string, so only walking the value is certain; most metadata does not need it.
+        if (b"NaN" in encoded or b"Infinity" in encoded) and (path := _path_of_non_finite(metadata, "metadata")):
+            raise ValueError(f"{path} is not a finite number, which JSON requires")
         return metadata
 
     @model_validator(mode="after")

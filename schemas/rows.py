@@ -1,6 +1,6 @@
-"""The public columns of schema `loraq` in Postgres: what a reader of the tables may build on.
+"""The public columns of the schema `loraq` in Postgres, which readers of the tables may rely on.
 
-Each description is the column's comment in the database; a test holds the two together.
+Each description equals the column's comment in the database; a test compares the two.
 """
 
 from datetime import date
@@ -13,7 +13,7 @@ from schemas.common import AdapterStatus, ErrorCode, FinishReason, JobState, Lan
 
 
 class Row(Strict):
-    """One row; Postgres hands closed vocabularies out as text, which is read leniently."""
+    """One row. Not strict, because Postgres returns enumerations as text."""
 
     model_config = ConfigDict(strict=False)
 

@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests: real servers once per session, and a world of its own for every test."""
+"""Fixtures shared by all tests: real servers once per session, and separate topics, databases and buckets per test."""
 
 import os
 import secrets
@@ -28,16 +28,16 @@ TEMPLATE = "loraq_template"
 
 @pytest.hookimpl(trylast=True)  # once they have been shuffled
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where processes share the suite its slow files begin first: else one of them may wait for another at the end."""
+    """If two processes share the suite, slow files start first, so that neither process waits long at the end."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_environment() -> None:
-    """Settings come from the tests alone, whatever the shell that started them exports; and Ctrl-C is Ctrl-C.
+def _clean_environment() -> None:
+    """Remove the shell's LORAQ_ settings, and restore the default SIGINT handler.
 
-    Who is started in the background of a script ignores it, and so would the programs that tests interrupt.
+    A shell's background jobs ignore SIGINT, and the programs that tests start would inherit that.
     """
     for name in [name for name in os.environ if name.startswith("LORAQ_")]:
         del os.environ[name]
@@ -45,8 +45,8 @@ def _own_environment() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class ServerRoom:
-    """Where the session's servers keep their files; it is emptied even if pytest is killed."""
+class ServerFiles:
+    """The directory of the session's servers; it is removed even if pytest is killed."""
 
     def __init__(self, directory: Path, janitor_pipe: "subprocess.Popen[str]") -> None:
         self.directory = directory
@@ -57,18 +57,18 @@ class ServerRoom:
         return self.directory / name, self.directory / f"{name}.log"
 
     def clean_up_later(self, *paths: Path) -> None:
-        """Files outside the directory that must not survive either."""
+        """Also remove these files, which are outside the directory."""
         assert self._janitor.stdin is not None
         self._janitor.stdin.writelines(f"{path}\n" for path in paths)
         self._janitor.stdin.flush()
 
 
 @pytest.fixture(scope="session")
-def server_room() -> Iterator[ServerRoom]:
+def server_files() -> Iterator[ServerFiles]:
     directory = Path(tempfile.mkdtemp(prefix="loraq-tests-"))
     command = [sys.executable, "-I", "-S", janitor.__file__, str(directory)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True) as cleaning:
-        yield ServerRoom(directory, cleaning)
+        yield ServerFiles(directory, cleaning)
 
 
 def running(server: Server) -> Iterator[Server]:
@@ -78,25 +78,25 @@ def running(server: Server) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def embedded_broker(server_room: ServerRoom) -> Iterator[Server]:
-    """The embedded broker; `.bootstrap`. Records and topics are gone after `.stop()` or `.kill()`."""
-    yield from running(Broker(*server_room.data("broker"), free_ports(1)[0]))
+def embedded_broker(server_files: ServerFiles) -> Iterator[Server]:
+    """The embedded broker; `.bootstrap`. It loses all records and topics at `.stop()` or `.kill()`."""
+    yield from running(Broker(*server_files.data("broker"), free_ports(1)[0]))
 
 
-def tell_unavailable(error: KafkaUnavailableError) -> NoReturn:
-    """Skip the test for that reason; in CI it is a failure."""
+def skip_or_fail(error: KafkaUnavailableError) -> NoReturn:
+    """Skip the test for that reason; in CI, fail it."""
     if os.environ.get("CI"):
         pytest.fail(str(error))
     pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")
-def apache_kafka(server_room: ServerRoom) -> Iterator[Server]:
-    """A real Apache Kafka; `.bootstrap`. Tests that ask for it carry the marker `kafka`."""
+def apache_kafka(server_files: ServerFiles) -> Iterator[Server]:
+    """A real Apache Kafka; `.bootstrap`. Tests that use it have the marker `kafka`."""
     try:
-        server = ApacheKafka(*server_room.data("kafka"), free_ports(2))
+        server = ApacheKafka(*server_files.data("kafka"), free_ports(2))
     except KafkaUnavailableError as error:
-        tell_unavailable(error)
+        skip_or_fail(error)
     yield from running(server)
 
 
@@ -109,28 +109,28 @@ def broker(request: pytest.FixtureRequest) -> Broker | ApacheKafka:
 
 
 @pytest.fixture(scope="session")
-def s3_server(server_room: ServerRoom) -> Iterator[Server]:
+def s3_server(server_files: ServerFiles) -> Iterator[Server]:
     """An S3-compatible store; `.endpoint`, `.access_key`, `.secret_key`."""
     keys = (secrets.token_hex(10), secrets.token_hex(20))
-    server = S3(*server_room.data("s3"), free_ports(NUM_PORTS), *keys)
-    server_room.clean_up_later(*server.leftovers())
+    server = S3(*server_files.data("s3"), free_ports(NUM_PORTS), *keys)
+    server_files.clean_up_later(*server.leftovers())
     yield from running(server)
 
 
 @pytest.fixture(scope="session")
-def postgres_server(server_room: ServerRoom) -> Iterator[Server]:
+def postgres_server(server_files: ServerFiles) -> Iterator[Server]:
     """A PostgreSQL; `.url(database)`, `.sql(statement, …, database=…)`."""
-    directory, log = server_room.data("postgres")
+    directory, log = server_files.data("postgres")
     yield from running(Postgres(directory, log, free_ports(1)[0], secrets.token_hex(8), durable=False))
 
 
 @pytest.fixture(scope="session")
 def _template_database(postgres_server: Postgres) -> str:
-    """A migrated database without connections, to be copied."""
+    """A migrated database without connections, used as a template."""
     from services.postgres.migrate import upgrade
 
     postgres_server.sql(f"create database {TEMPLATE}")
-    with ThreadPoolExecutor(1) as thread:  # of its own, since the test's event loop may run in this one
+    with ThreadPoolExecutor(1) as thread:  # a new thread, because the test's event loop may run in this one
         thread.submit(upgrade, postgres_server.url(TEMPLATE)).result()
     return TEMPLATE
 
@@ -159,15 +159,15 @@ def _s3_client(s3_server: S3) -> object:
 
 @pytest.fixture
 def bucket(_s3_client: object) -> Iterator[str]:
-    """The name of a fresh, empty bucket, removed with all it holds afterwards."""
+    """The name of a new bucket, removed with its objects afterwards."""
     name = f"test-{secrets.token_hex(6)}"
-    _s3_client.create_bucket(Bucket=name)  # type: ignore[attr-defined]  # boto3 makes its methods at run time
+    _s3_client.create_bucket(Bucket=name)  # type: ignore[attr-defined]  # boto3 creates its methods at run time
     yield name
     _s3_client.delete_bucket(Bucket=name)  # type: ignore[attr-defined]
 
 
 def make_settings(broker: Broker | ApacheKafka, database_url: str, s3: S3, bucket: str, directory: Path) -> Settings:
-    """Settings for a test: a topic prefix of its own and all the servers of the session."""
+    """Settings for a test: a new topic prefix and all servers of the session."""
     return Settings(
         _env_file=None,
         topic_prefix=f"test-{secrets.token_hex(6)}",
@@ -187,7 +187,7 @@ def make_settings(broker: Broker | ApacheKafka, database_url: str, s3: S3, bucke
 
 @pytest.fixture
 def settings(embedded_broker: Broker, database_url: str, s3_server: S3, bucket: str, tmp_path: Path) -> Settings:
-    """Fresh topic prefix, migrated database, bucket and cache directory, on the embedded broker. No base model."""
+    """A new topic prefix, migrated database, bucket and cache directory, on the embedded broker. No base model."""
     return make_settings(embedded_broker, database_url, s3_server, bucket, tmp_path)
 
 
@@ -203,7 +203,7 @@ def broker_settings(
 def apache_settings(
     apache_kafka: ApacheKafka, database_url: str, s3_server: S3, bucket: str, tmp_path: Path
 ) -> Settings:
-    """`settings`, on Apache Kafka alone."""
+    """`settings`, on Apache Kafka only."""
     return make_settings(apache_kafka, database_url, s3_server, bucket, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Parked jobs and remembered cancellations."""
+"""Parked jobs and stored cancellations."""
 
 from services.postgres.migrate import refuse_downgrade, run_script
 

@@ -1,4 +1,4 @@
-"""Which dead letters were sent back."""
+"""Marks of replayed dead letters."""
 
 from services.postgres.migrate import refuse_downgrade, run_script
 

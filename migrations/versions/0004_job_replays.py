@@ -1,4 +1,4 @@
-"""Which ended jobs were replayed, and as what."""
+"""Links from replayed jobs to the new ones."""
 
 from services.postgres.migrate import refuse_downgrade, run_script
 

@@ -1,4 +1,4 @@
-"""Webhooks that are sent again by hand."""
+"""Webhooks that an operator sends again."""
 
 from services.postgres.migrate import refuse_downgrade, run_script
 

@@ -1,4 +1,4 @@
-"""The example adapters are what their manifest says, small, and do what they were trained for."""
+"""The example adapters match their manifest, are small, and answer as they were trained to."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ Check = Callable[[str, Mapping[str, str]], bool]
 
 @pytest.fixture(scope="module")
 def checks() -> dict[str, dict[str, Check]]:
-    """What the scoring script asks of each adapter's answers; imported from beside the adapters."""
+    """The scoring script's checks of each adapter's answers, imported from the adapters' directory."""
     sys.path.insert(0, str(EXAMPLES))
     try:
         from evaluate import CHECKS
@@ -61,7 +61,7 @@ def test_ranks_differ() -> None:
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_files_are_those_of_the_manifest(name: str) -> None:
+def test_files_match_the_manifest(name: str) -> None:
     files = sorted(path.name for path in (EXAMPLES / name).iterdir())
     assert files == ["adapter_config.json", "adapter_model.safetensors"]
     assert adapter_digest(EXAMPLES / name) == MANIFEST[name]["digest"]
@@ -76,7 +76,7 @@ def test_an_adapter_fits_the_base_and_names_it(name: str, base_model_dir: Path) 
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_training_and_held_out_prompts_are_apart(name: str) -> None:
+def test_training_and_held_out_prompts_are_distinct(name: str) -> None:
     rows = [json.loads(line) for line in (EXAMPLES / "data" / f"{name}.jsonl").read_text("utf-8").splitlines()]
     prompts = [row["prompt"] for row in rows]
     assert len(set(prompts)) == len(prompts)
@@ -84,7 +84,7 @@ def test_training_and_held_out_prompts_are_apart(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_held_out_answers_are_of_the_adapter_s_kind(
+def test_held_out_answers_pass_the_adapters_checks(
     name: str, answers: dict[str, list[str]], checks: dict[str, dict[str, Check]]
 ) -> None:
     for what, check in checks[name].items():
@@ -93,7 +93,7 @@ def test_held_out_answers_are_of_the_adapter_s_kind(
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_the_base_s_answers_are_not(
+def test_answers_of_the_base_model_do_not(
     name: str, answers: dict[str, list[str]], checks: dict[str, dict[str, Check]]
 ) -> None:
     first = next(iter(checks[name].values()))

@@ -19,7 +19,7 @@ from services.postgres.pool import open_pool, transaction
 from services.process.settings import Settings
 from services.tenants.secrets import SecretBox
 from services.tenants.tenants import add_tenant
-from tests.conftest import ServerRoom, tell_unavailable
+from tests.conftest import ServerFiles, skip_or_fail
 from tests.integration.world import job_request
 from tests.processes import Process, loraq, spawn
 from tests.servers.certificates import write_authority
@@ -35,14 +35,14 @@ PREFIX = "secured"
 
 
 @pytest.fixture(scope="module")
-def cluster(server_room: ServerRoom) -> Iterator[SecureKafka]:
+def cluster(server_files: ServerFiles) -> Iterator[SecureKafka]:
     """The page's rules and topics in place."""
     try:
         server = SecureKafka(
-            *server_room.data("secure-kafka"), free_ports(2), [TENANT, OTHER, WORKER, DISPATCHER, OPERATOR]
+            *server_files.data("secure-kafka"), free_ports(2), [TENANT, OTHER, WORKER, DISPATCHER, OPERATOR]
         )
     except KafkaUnavailableError as error:
-        tell_unavailable(error)
+        skip_or_fail(error)
     server.start()
     assert len(RULES) == 7
     with ThreadPoolExecutor(3) as threads:

@@ -1,4 +1,4 @@
-"""`loraq.cancel_job` remembers what it cannot end itself, and says what it found."""
+"""`loraq.cancel_job` stores a cancellation that it cannot apply at once, and returns the job's state."""
 
 from collections.abc import AsyncIterator
 from uuid import UUID
@@ -38,30 +38,32 @@ async def cancel(connection: asyncpg.Connection, job_id: UUID) -> str:
     return str(await connection.fetchval("select loraq.cancel_job($1, $2)", TENANT, job_id))
 
 
-async def remembered(connection: asyncpg.Connection) -> set[UUID]:
+async def stored(connection: asyncpg.Connection) -> set[UUID]:
     return {row[0] for row in await connection.fetch("select job_id from loraq.cancellations")}
 
 
-async def test_a_job_that_nobody_has_seen_is_remembered_once(connection: asyncpg.Connection) -> None:
+async def test_the_cancellation_of_an_unseen_job_is_stored_once(connection: asyncpg.Connection) -> None:
     job_id = uuid7()
     assert [await cancel(connection, job_id) for _ in range(2)] == ["unseen", "unseen"]
-    assert await remembered(connection) == {job_id}
+    assert await stored(connection) == {job_id}
 
 
 @pytest.mark.parametrize("state", ["queued", "running", "parked"])
-async def test_an_unfinished_job_is_left_to_who_has_it(connection: asyncpg.Connection, state: str) -> None:
+async def test_the_cancellation_of_an_unfinished_job_is_stored_for_its_worker(
+    connection: asyncpg.Connection, state: str
+) -> None:
     job_id = uuid7()
     await connection.execute(JOB, TENANT, job_id, state)
     assert await cancel(connection, job_id) == state
-    assert await remembered(connection) == {job_id}
+    assert await stored(connection) == {job_id}
 
 
 @pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled", "expired"])
-async def test_a_terminal_job_stays_as_it_is(connection: asyncpg.Connection, state: str) -> None:
+async def test_a_terminal_job_is_unchanged(connection: asyncpg.Connection, state: str) -> None:
     job_id = uuid7()
     await connection.execute(JOB, TENANT, job_id, state)
     assert await cancel(connection, job_id) == state
-    assert await remembered(connection) == set()
+    assert await stored(connection) == set()
 
 
 async def test_a_parked_job_is_due_at_once(connection: asyncpg.Connection) -> None:

@@ -1,4 +1,4 @@
-"""The migrated schema is the one that the contract promises, and got there the only way there is."""
+"""The migrated schema has the promised public columns; migrations are linear, unchanged and forward-only."""
 
 import asyncio
 import hashlib
@@ -59,12 +59,12 @@ async def test_public_tables_have_the_promised_columns_each_with_a_comment(table
     assert public == set(PUBLIC[table].split(", "))
 
 
-async def test_every_time_has_a_zone(database_url: str) -> None:
+async def test_every_timestamp_has_a_time_zone(database_url: str) -> None:
     naive = [row for row in await columns(database_url) if row["type"] == "timestamp without time zone"]
     assert naive == []
 
 
-def test_migrations_are_one_line_of_versions() -> None:
+def test_migrations_are_linear() -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     scripts = ScriptDirectory.from_config(config)
@@ -73,14 +73,14 @@ def test_migrations_are_one_line_of_versions() -> None:
     assert sorted(revisions) == sorted(path.stem for path in SQL.glob("*.sql"))
 
 
-def test_no_migration_was_changed_after_the_fact() -> None:
-    """A released migration never changes; a new one adds its line: `sha256sum *.sql > SHA256SUMS`, run beside it."""
+def test_no_released_migration_has_changed() -> None:
+    """A released migration never changes; for a new one run `sha256sum *.sql > SHA256SUMS` in its directory."""
     found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in SQL.glob("*.sql")}
-    noted = dict(reversed(line.split()) for line in (SQL / "SHA256SUMS").read_text().splitlines())
-    assert found == noted
+    recorded = dict(reversed(line.split()) for line in (SQL / "SHA256SUMS").read_text().splitlines())
+    assert found == recorded
 
 
-def test_there_is_no_way_back() -> None:
+def test_a_downgrade_is_refused() -> None:
     with pytest.raises(PermanentError, match="migrations only go forward"):
         refuse_downgrade("0001_initial")
 
@@ -92,14 +92,14 @@ def empty_database(postgres_server: Postgres) -> str:
     return postgres_server.url(name)
 
 
-def test_several_at_once_migrate_once(empty_database: str) -> None:
+def test_concurrent_migrations_run_once(empty_database: str) -> None:
     with ThreadPoolExecutor(3) as threads:
         outcomes = list(threads.map(upgrade, [empty_database] * 3))
     assert sorted(before or "" for before, _ in outcomes) == ["", HEAD, HEAD]
     assert {after for _, after in outcomes} == {HEAD}
 
 
-def test_a_failing_migration_leaves_nothing_behind(empty_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_migration_is_rolled_back(empty_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Path) -> str:
         return "create table loraq.half_done (); select 1 / 0;"
 
@@ -118,7 +118,7 @@ async def schemas(database_url: str) -> list[str]:
         await connection.close()
 
 
-def test_the_command_says_what_it_did(settings: Settings) -> None:
+def test_the_command_reports_the_version(settings: Settings) -> None:
     again = loraq("migrate", settings=settings)
     assert (again.returncode, again.stdout) == (0, "")
     assert again.stderr == f"The database is already at {HEAD}.\n"

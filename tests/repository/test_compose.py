@@ -1,4 +1,4 @@
-"""docker-compose.yml and the Dockerfile hold together: no engine runs here, so their parts are checked one by one."""
+"""docker-compose.yml and the Dockerfile are consistent. Tests cannot run containers, so they check each section."""
 
 import importlib.resources
 import json
@@ -36,13 +36,13 @@ def services(compose: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_it_is_valid_by_the_compose_specification(compose: dict[str, Any]) -> None:
+def test_it_is_valid_under_the_compose_specification(compose: dict[str, Any]) -> None:
     resource = importlib.resources.files("check_jsonschema").joinpath("builtin_schemas/vendor/compose-spec.json")
     schema = json.loads(resource.read_text(encoding="utf-8"))
     assert [error.message for error in Draft7Validator(schema).iter_errors(compose)] == []
 
 
-def test_every_part_of_the_service_is_there(services: dict[str, Any]) -> None:
+def test_every_server_and_process_is_a_service(services: dict[str, Any]) -> None:
     assert {"kafka", "postgres", "s3"} | PROCESSES | ONE_SHOTS.keys() <= services.keys()
 
 
@@ -56,7 +56,7 @@ def test_our_image_has_the_version_of_the_package(services: dict[str, Any]) -> N
     assert {s["image"] for s in services.values() if s["image"].startswith(OURS)} == {OURS + project["version"]}
 
 
-def test_every_command_of_ours_is_one_that_the_cli_has(services: dict[str, Any]) -> None:
+def test_every_command_of_our_image_exists(services: dict[str, Any]) -> None:
     ours = {name: service for name, service in services.items() if service["image"].startswith(OURS)}
     assert ours.keys() == PROCESSES | ONE_SHOTS.keys() | {"cli"}
     for name, service in ours.items():
@@ -108,7 +108,7 @@ def test_servers_have_health_checks_and_processes_wait_for_them(services: dict[s
         assert conditions == dict.fromkeys(ONE_SHOTS, "service_completed_successfully")
 
 
-def test_what_must_survive_lies_on_volumes(compose: dict[str, Any], services: dict[str, Any]) -> None:
+def test_persistent_data_is_on_volumes(compose: dict[str, Any], services: dict[str, Any]) -> None:
     used = {volume.split(":")[0] for service in services.values() for volume in service.get("volumes", [])}
     assert compose["volumes"].keys() == {name for name in used if name.isalnum()}
     assert compose["volumes"].keys() == {"kafka", "postgres", "s3", "cache"}
@@ -121,12 +121,12 @@ def test_the_gpu_worker_has_a_profile_and_a_device(services: dict[str, Any]) -> 
     assert gpu["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
 
 
-def test_the_grace_of_a_container_exceeds_that_of_its_process(services: dict[str, Any]) -> None:
+def test_the_grace_period_of_a_container_exceeds_that_of_its_process(services: dict[str, Any]) -> None:
     worker = services["worker"]
     assert float(worker["stop_grace_period"].removesuffix("s")) > float(worker["environment"]["LORAQ_DRAIN_S"])
 
 
-def test_the_image_is_pinned_staged_unprivileged_and_checked() -> None:
+def test_the_image_is_pinned_multi_stage_unprivileged_and_health_checked() -> None:
     bases = re.findall(r"^FROM (\S+)(?: AS (\w+))?", DOCKERFILE, re.MULTILINE)
     assert len(bases) == 2
     assert all(TAG.match(base) for base, _ in bases)
@@ -136,7 +136,7 @@ def test_the_image_is_pinned_staged_unprivileged_and_checked() -> None:
     assert "requirements/runtime.txt" in DOCKERFILE
 
 
-def test_everything_that_the_image_copies_passes_the_ignore_file() -> None:
+def test_no_file_that_the_image_copies_is_ignored() -> None:
     allowed = {line[1:].rstrip("/") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"}
     copied = [
         source

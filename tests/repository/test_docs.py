@@ -1,4 +1,4 @@
-"""Generated pages are current, and what pages point to is there."""
+"""Generated pages are current, and links, settings, tests and metrics that pages name exist."""
 
 import importlib.util
 import re
@@ -18,7 +18,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 SETTING = re.compile(r"\bLORAQ_[A-Z0-9_]+\b")
-VERB = re.compile(r"\bmake ([a-z]+)\b")
+TARGET = re.compile(r"\bmake ([a-z]+)\b")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_generated_pages_are_current(generator: ModuleType) -> None:
         assert (ROOT / "docs" / name).read_text(encoding="utf-8") == content, f"docs/{name}: run `make reference`"
 
 
-def test_the_page_of_settings_hides_no_default_behind_stars(generator: ModuleType) -> None:
+def test_the_page_of_settings_masks_no_default(generator: ModuleType) -> None:
     assert "***" not in generator.configuration()
 
 
@@ -55,30 +55,30 @@ def test_pages_name_only_settings_that_exist(page: Path, generator: ModuleType) 
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
-def test_pages_name_only_verbs_that_make_has(name: str) -> None:
-    verbs = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+def test_pages_name_only_targets_of_the_makefile(name: str) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     code = re.findall(r"`([^`\n]+)`|^    (.+)$", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE)
-    named = {verb for pair in code for verb in VERB.findall(" ".join(pair))}
+    named = {target for pair in code for target in TARGET.findall(" ".join(pair))}
     assert named
-    assert named <= verbs
+    assert named <= targets
 
 
 @pytest.mark.parametrize("record", sorted((ROOT / "docs" / "adr").glob("*.md")), ids=lambda record: record.stem)
-def test_decision_records_are_short_and_say_when_to_reopen_them(record: Path) -> None:
+def test_decision_records_are_short_and_end_with_when_to_reopen_them(record: Path) -> None:
     lines = record.read_text(encoding="utf-8").strip().splitlines()
     assert len(lines) <= 15
     assert any(line.startswith("Reopen if ") for line in lines[-4:])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_tests_that_pages_name_as_proof_are_there(page: Path) -> None:
+def test_tests_that_pages_name_exist(page: Path) -> None:
     named = re.findall(r"`(tests/[\w/.-]+)(?:::(\w+))?`", page.read_text(encoding="utf-8"))
     for path, function in named:
         assert (ROOT / path).exists(), path
         assert not function or f"def {function}(" in (ROOT / path).read_text(encoding="utf-8"), f"{path}::{function}"
 
 
-def test_metrics_of_the_operators_page_exist() -> None:
+def test_metrics_of_the_operations_page_exist() -> None:
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     named = {name.removesuffix("_total") for name in re.findall(r"`((?:loraq|gen_ai|messaging)_[a-z_]+)", page)}
     prefixes = ("loraq_", "gen_ai_", "messaging_")
@@ -94,7 +94,7 @@ def test_the_readmes_record_is_a_valid_job_request() -> None:
     assert JobRequest.model_validate_json(records[0]).adapter == "support-tone"
 
 
-def test_commands_of_the_readme_have_the_options_that_it_gives_them() -> None:
+def test_options_in_the_readmes_commands_exist() -> None:
     lines = re.findall(r"^    loraq ([a-z &]+?)((?: [-./\"][^#\n]*)?)(?:#.*)?$", README, re.MULTILINE)
     assert lines
     for words, options in lines:

@@ -1,4 +1,4 @@
-"""The import contracts hold, and each one catches the violation that it is there for."""
+"""The import contracts hold, and each one catches a violation."""
 
 import re
 from collections.abc import Iterator
@@ -66,10 +66,10 @@ def contract(name: str) -> Contract:
     _register_built_in_contract_types()
     options = {key: value for key, value in CONTRACTS[name].items() if key not in ("id", "name", "type")}
     kind: Any = registry.get_contract_class(CONTRACTS[name]["type"])
-    made: Contract = kind(
+    built: Contract = kind(
         name=CONTRACTS[name]["name"], session_options=OPTIONS.session_options, contract_options=options
     )
-    return made
+    return built
 
 
 @pytest.mark.parametrize("name", CONTRACTS)
@@ -85,7 +85,7 @@ def test_a_violation_is_caught(graph: grimp.ImportGraph, name: str, importer: st
     assert not contract(name).check(violated, verbose=False).kept
 
 
-def test_every_contract_is_shown_to_catch_something() -> None:
+def test_every_contract_has_a_violation_to_catch() -> None:
     assert {name for name, _, _ in VIOLATIONS} == set(CONTRACTS)
 
 
@@ -93,29 +93,29 @@ def test_every_contract_is_shown_to_catch_something() -> None:
     ("name", "container"),
     [("engine-layers", "engine"), ("services-layers", "services"), ("worker-layers", "services.worker")],
 )
-def test_a_new_room_must_be_given_its_place(graph: grimp.ImportGraph, name: str, container: str) -> None:
+def test_a_new_package_must_be_assigned_to_a_layer(graph: grimp.ImportGraph, name: str, container: str) -> None:
     grown = deepcopy(graph)
-    grown.add_module(f"{container}.corridor")
+    grown.add_module(f"{container}.unassigned")
     assert not contract(name).check(grown, verbose=False).kept
 
 
-def test_no_module_imports_itself_through_others(graph: grimp.ImportGraph) -> None:
+def test_no_module_imports_itself_indirectly(graph: grimp.ImportGraph) -> None:
     ours = {module for module in graph.modules if not graph.is_module_squashed(module)}
     imports = {module: graph.find_modules_directly_imported_by(module) & ours for module in ours}
-    _assert_no_circle(imports)
+    _assert_no_cycle(imports)
 
 
-def test_no_header_includes_itself_through_others() -> None:
+def test_no_header_includes_itself_indirectly() -> None:
     include = re.compile(r'^#include "(.+)"', re.MULTILINE)
     sources = [*(ROOT / "engine").rglob("*.h"), *(ROOT / "engine").rglob("*.cpp")]
-    _assert_no_circle({source.name: set(include.findall(source.read_text(encoding="utf-8"))) for source in sources})
+    _assert_no_cycle({source.name: set(include.findall(source.read_text(encoding="utf-8"))) for source in sources})
 
 
-def _assert_no_circle(edges: dict[str, set[str]]) -> None:
+def _assert_no_cycle(edges: dict[str, set[str]]) -> None:
     try:
         TopologicalSorter(edges).prepare()
     except CycleError as error:
-        pytest.fail(f"circle: {' -> '.join(error.args[1])}")
+        pytest.fail(f"cycle: {' -> '.join(error.args[1])}")
 
 
 def _folders() -> Iterator[Path]:
@@ -123,14 +123,14 @@ def _folders() -> Iterator[Path]:
         yield from (path for path in [ROOT / package, *(ROOT / package).rglob("*")] if path.is_dir())
 
 
-def test_a_folder_can_be_seen_at_once() -> None:
+def test_no_folder_has_too_many_files() -> None:
     for folder in _folders():
         files = [path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".pyc"]
         assert len(files) <= LARGEST_FOLDER, f"{folder.relative_to(ROOT)} has {len(files)} files: {sorted(files)}"
 
 
-def test_every_room_says_what_it_is() -> None:
+def test_every_package_has_a_docstring() -> None:
     for folder in _folders():
         if (folder / "__init__.py").is_file():
             first = (folder / "__init__.py").read_text(encoding="utf-8").partition("\n")[0]
-            assert first.startswith('"""'), f"{folder.relative_to(ROOT)} needs a first line that says what it owns"
+            assert first.startswith('"""'), f"{folder.relative_to(ROOT)} needs a docstring that states what it owns"

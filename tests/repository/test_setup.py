@@ -1,4 +1,4 @@
-"""The two commands of the README, the continuous run and the pinned requirements fit together."""
+"""The README's two commands, CI and the pinned requirements are consistent."""
 
 import os
 import re
@@ -22,7 +22,7 @@ PIN = re.compile(r"^([a-z0-9._-]+)==(\S+)$")
 def _pins(name: str) -> dict[str, str]:
     lines = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8").split("\n")[:-1]
     matches = [PIN.match(line) for line in lines]
-    assert None not in matches, f"requirements/{name}.txt holds more than pins"
+    assert None not in matches, f"requirements/{name}.txt contains more than pins"
     return {canonicalize_name(m[1]): m[2] for m in matches if m}
 
 
@@ -35,19 +35,19 @@ def test_every_dependency_is_pinned_within_its_bounds(name: str) -> None:
         assert wanted.specifier.contains(pins[canonicalize_name(wanted.name)]), f"{line}: run `make requirements`"
 
 
-def test_larger_sets_hold_the_smaller_ones_at_the_same_versions() -> None:
+def test_larger_sets_include_the_smaller_ones_at_the_same_versions() -> None:
     runtime, local, dev = (_pins(name).items() for name in EXTRAS)
     assert runtime <= local <= dev
 
 
-def test_what_is_excluded_is_pinned_nowhere() -> None:
+def test_excluded_packages_are_not_pinned() -> None:
     lines = (ROOT / "requirements" / "excludes.txt").read_text(encoding="utf-8").splitlines()
     excluded = {line for line in lines if not line.startswith("#")}
     assert excluded
     assert not excluded & _pins("dev").keys()
 
 
-def test_every_dependency_says_why_it_is_here() -> None:
+def test_every_dependency_has_a_reason() -> None:
     block = (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("dependencies = [", 1)[1].split("\n]", 1)[0]
     assert all("#" in line for line in block.strip().splitlines())
 
@@ -57,7 +57,7 @@ def test_the_readme_begins_with_the_two_commands() -> None:
     assert re.findall(r"^    (make \w+)", blocks[0], re.MULTILINE) == ["make demo", "make test"]
 
 
-def test_the_continuous_run_is_the_readmes_test_command() -> None:
+def test_ci_runs_the_readmes_test_command() -> None:
     run = ROOT / ".ci" / "run"
     assert os.access(run, os.X_OK)
     assert run.read_text(encoding="utf-8").rstrip().splitlines()[-1] == "make test"
@@ -68,13 +68,13 @@ def _make(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("verb", ["demo", "test", "lint", "fmt", "bench", "up", "down", "reference", "clean"])
-def test_make_has_the_verb(verb: str) -> None:
-    planned = _make("-n", verb)
+@pytest.mark.parametrize("target", ["demo", "test", "lint", "fmt", "bench", "up", "down", "reference", "clean"])
+def test_make_has_the_target(target: str) -> None:
+    planned = _make("-n", target)
     assert planned.returncode == 0, planned.stderr
 
 
-def test_make_names_the_python_that_is_too_old(tmp_path: Path) -> None:
+def test_make_names_a_python_that_is_too_old(tmp_path: Path) -> None:
     old = tmp_path / "python3"
     old.write_text('#!/bin/sh\ncase "$1" in --version) echo "Python 3.9.2";; *) exit 1;; esac\n')
     old.chmod(0o755)
@@ -85,7 +85,7 @@ def test_make_names_the_python_that_is_too_old(tmp_path: Path) -> None:
     assert "Python 3.11 or newer is needed; found Python 3.9.2" in refused.stderr
 
 
-def test_make_names_the_compiler_that_is_missing(tmp_path: Path) -> None:
+def test_make_names_a_missing_compiler(tmp_path: Path) -> None:
     make = shutil.which("make")
     assert make is not None
     (tmp_path / "make").symlink_to(make)
@@ -95,7 +95,7 @@ def test_make_names_the_compiler_that_is_missing(tmp_path: Path) -> None:
     assert not (tmp_path / "venv").exists()
 
 
-def test_hooks_before_a_commit_run_what_lint_runs() -> None:
+def test_pre_commit_hooks_run_the_tools_of_make_lint() -> None:
     command = [sys.executable, "-m", "pre_commit", "validate-config", str(ROOT / ".pre-commit-config.yaml")]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout
@@ -114,8 +114,8 @@ for name in ("engine", "schemas", "services"):
 """
 
 
-def test_no_import_needs_what_only_the_extras_bring() -> None:
-    """The image holds the runtime requirements alone, and there `loraq --help` imports every command."""
+def test_no_import_needs_a_package_of_the_extras() -> None:
+    """The image contains only the runtime requirements."""
     runtime, development = _pins("runtime"), _pins("dev")
     blocked = {
         name

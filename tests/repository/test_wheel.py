@@ -1,4 +1,4 @@
-"""The wheel builds and holds the packages with everything they read at run time."""
+"""The wheel builds and contains the packages with all files that they read at run time."""
 
 import shutil
 import subprocess
@@ -27,20 +27,20 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(target.glob("loraq-*.whl"))
 
 
-def test_the_wheel_holds_every_module_and_data_file(wheel: Path) -> None:
-    held = set(zipfile.ZipFile(wheel).namelist())
+def test_the_wheel_contains_every_module_and_data_file(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*"):
             if path.suffix in {".py", ".sql", ".mako", ".json", ".cpp", ".h", ".typed"}:
-                assert path.relative_to(ROOT).as_posix() in held
+                assert path.relative_to(ROOT).as_posix() in names
 
 
-def test_the_wheel_holds_nothing_beside_the_packages(wheel: Path) -> None:
+def test_the_wheel_contains_nothing_but_the_packages(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
 
 
-def test_the_wheel_carries_the_command_and_the_licence(wheel: Path) -> None:
+def test_the_wheel_contains_the_command_and_the_licence(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     names = archive.namelist()
     points = archive.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()

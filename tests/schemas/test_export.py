@@ -1,4 +1,4 @@
-"""docs/reference is what the code says, and its AsyncAPI document holds together."""
+"""docs/reference matches the code, and its AsyncAPI document is consistent."""
 
 import json
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def test_the_reference_is_current() -> None:
     assert on_disk == reference_files(), "run `make reference`"
 
 
-def test_writing_removes_schemas_that_no_model_stands_behind(tmp_path: Path) -> None:
+def test_writing_removes_schemas_without_a_model(tmp_path: Path) -> None:
     (tmp_path / "gone.schema.json").write_text("{}")
     write(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == reference_files().keys()
@@ -72,7 +72,7 @@ def test_operations_send_and_receive_messages_of_their_own_channel(document: dic
             assert message["$ref"].startswith(operation["channel"]["$ref"] + "/messages/")
 
 
-def test_addresses_are_the_topics_of_the_settings(document: dict[str, Any]) -> None:
+def test_channel_addresses_are_the_topics_of_the_settings(document: dict[str, Any]) -> None:
     settings = Settings(topic_prefix="p", pool="q")
     expected = {settings.jobs_topic(lane) for lane in Lane}
     expected |= {settings.dead_topic, settings.events_topic, settings.control_topic}
@@ -89,7 +89,7 @@ def test_every_parameter_of_an_address_is_declared(document: dict[str, Any]) -> 
         assert channel["address"].count("{") == len(channel["parameters"])
 
 
-def test_headers_of_dead_records_are_those_that_the_worker_adds(document: dict[str, Any]) -> None:
+def test_documented_headers_of_dead_records_are_those_that_the_worker_adds(document: dict[str, Any]) -> None:
     too_large = b"{" * 3 * 1024 * 1024
     record = Record(Place(Partition("jobs", 1), 2), Lane.BATCH, None, too_large, (), 0)
     added = [name for name, _ in dead_letter(Rejection(record, ErrorCode.INVALID_MESSAGE, "not JSON")).headers]

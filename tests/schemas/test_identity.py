@@ -1,4 +1,4 @@
-"""Derived job ids are UUIDv7 and stable; fingerprints see the request's meaning, not its spelling."""
+"""Derived job ids are UUIDv7 and stable; fingerprints depend on the request's meaning, not its encoding."""
 
 import hashlib
 import json
@@ -42,7 +42,7 @@ def test_another_record_gets_another_id(
 
 
 def test_the_id_of_a_known_record_never_changes() -> None:
-    """Another formula would run every redelivered record a second time after an upgrade."""
+    """With another formula, redelivered records would run a second time after an upgrade."""
     job_id = derived_job_id("cluster", "loraq.default.jobs.standard", 3, 42, 1_764_000_000_000, b'{"tenant": "acme"}')
     assert job_id == UUID("019ab697-e800-70cc-a5bc-b42baacb11ca")
 
@@ -66,15 +66,15 @@ REQUESTS = st.fixed_dictionaries(
 
 
 @given(REQUESTS)
-def test_a_fingerprint_is_of_what_the_model_dumps(fields: dict[str, object]) -> None:
-    """The shorter way that most requests take gives the bytes that every earlier version stored."""
+def test_the_fast_fingerprint_equals_that_of_the_models_dump(fields: dict[str, object]) -> None:
+    """The fast path of most requests gives the bytes that every earlier version stored."""
     request = _request(**fields)
     sent = request.model_dump(mode="json", exclude_defaults=True, exclude={"job_id"})
     text = json.dumps(sent, sort_keys=True, separators=(",", ":"))
     assert fingerprint(request) == hashlib.sha256(text.encode()).digest()
 
 
-def test_parts_of_the_place_do_not_run_into_each_other() -> None:
+def test_parts_of_the_position_are_framed() -> None:
     assert derived_job_id("a", "bc", 0, 0, 0, b"") != derived_job_id("ab", "c", 0, 0, 0, b"")
 
 
@@ -87,7 +87,7 @@ def _request(**fields: object) -> JobRequest:
     return JobRequest.model_validate_json(json.dumps({"tenant": "acme", "prompt": "Hello", **fields}))
 
 
-def test_spelled_out_defaults_key_order_and_job_id_do_not_change_the_fingerprint() -> None:
+def test_explicit_defaults_key_order_and_job_id_do_not_change_the_fingerprint() -> None:
     plain = _request()
     spelled = JobRequest.model_validate_json(
         '{"sampling": {"top_p": 1.0, "max_tokens": 128}, "metadata": {}, "prompt": "Hello", "adapter": null,'
@@ -118,8 +118,8 @@ def test_every_field_counts_in_the_fingerprint(fields: dict[str, object]) -> Non
 @pytest.mark.parametrize(
     "sampling", [{}, {"max_tokens": 128, "top_p": 1}, {"seed": 7}, {"temperature": 1, "stop": ["a"]}]
 )
-def test_the_fingerprint_is_of_the_canonical_json_of_what_is_not_default(sampling: dict[str, object]) -> None:
-    """Written out the slow way: a fingerprint that changes makes every redelivery a conflict."""
+def test_the_fingerprint_is_of_the_canonical_json_without_defaults(sampling: dict[str, object]) -> None:
+    """Computed step by step: a changed fingerprint would make every redelivery a conflict."""
     request = _request(sampling=sampling, metadata={"b": "ä", "a": 1e-7}, adapter="tone@1")
     sent = request.model_dump(mode="json", exclude_defaults=True, exclude={"job_id"})
     canonical = json.dumps(sent, sort_keys=True, separators=(",", ":")).encode()

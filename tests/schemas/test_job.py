@@ -1,4 +1,4 @@
-"""A JobRequest is refused by the name of the field that is wrong, and its JSON Schema refuses the same."""
+"""An invalid JobRequest is refused with the name of the field, and its JSON Schema refuses it too."""
 
 import json
 from typing import Any
@@ -50,7 +50,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("prompt", {"prompt": None}),
     ("prompt", {"messages": [{"role": "user", "content": "x"}]}),
 ]
-# Bounds that JSON Schema's vocabulary cannot say, or says only as an annotation.
+# Bounds that JSON Schema cannot express, or only as an annotation.
 ONLY_PYDANTIC: list[tuple[str, dict[str, Any]]] = [
     ("deadline", {"deadline": "tomorrow"}),
     ("deadline", {"deadline": "2030-01-01T00:00:00"}),
@@ -62,7 +62,7 @@ ONLY_PYDANTIC: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "fields"), REFUSED + ONLY_PYDANTIC)
-def test_refused_by_name(name: str, fields: dict[str, Any]) -> None:
+def test_an_invalid_field_is_named(name: str, fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as caught:
         JobRequest.model_validate_json(json.dumps(GOOD | fields))
     error = caught.value.errors()[0]
@@ -82,18 +82,18 @@ def test_the_json_schema_refuses_the_same(name: str, fields: dict[str, Any]) -> 
         ('{"a":1e999}', "metadata.a"),
     ],
 )
-def test_numbers_that_are_not_finite_are_refused_where_they_stand_in_metadata(metadata: str, path: str) -> None:
-    with pytest.raises(ValidationError, match=f"{path} is no finite number, and JSON has no others"):
+def test_a_number_in_metadata_that_is_not_finite_is_refused_with_its_path(metadata: str, path: str) -> None:
+    with pytest.raises(ValidationError, match=f"{path} is not a finite number, which JSON requires"):
         JobRequest.model_validate_json(f'{{"tenant":"acme","prompt":"Hello","metadata":{metadata}}}')
 
 
-def test_the_names_of_such_numbers_may_stand_in_text() -> None:
+def test_the_names_of_such_numbers_are_allowed_in_strings() -> None:
     metadata = {"NaN": "Infinity", "a": ["-Infinity", 1e308]}
     assert JobRequest.model_validate(GOOD | {"metadata": metadata}).metadata == metadata
 
 
 @pytest.mark.parametrize("value", [b"", b"not json", b"[]", b"null", b'{"tenant": "acme"', b"\xff\xfe"])
-def test_what_is_no_json_object_is_refused(value: bytes) -> None:
+def test_anything_but_a_json_object_is_refused(value: bytes) -> None:
     with pytest.raises(ValidationError):
         JobRequest.model_validate_json(value)
 
@@ -139,7 +139,7 @@ requests = st.builds(
 
 
 @given(requests)
-def test_good_requests_pass_and_survive_a_round_trip(fields: dict[str, Any]) -> None:
+def test_valid_requests_pass_and_survive_a_round_trip(fields: dict[str, Any]) -> None:
     request = JobRequest.model_validate_json(json.dumps(fields))
     assert JobRequest.model_validate_json(request.model_dump_json()) == request
     assert SCHEMA.is_valid(fields)

@@ -1,4 +1,4 @@
-"""The row models are the public columns of the migrated database, with the columns' own comments."""
+"""The row models match the public columns of the migrated database, including their comments."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ async def _columns(database_url: str, table: str) -> list[dict[str, Any]]:
 
 
 def _types(schema: dict[str, Any], definitions: dict[str, Any]) -> set[str]:
-    """JSON types that a property admits, references and unions followed."""
+    """JSON types that a property allows, following references and unions."""
     if "$ref" in schema:
         return _types(definitions[schema["$ref"].rsplit("/", 1)[1]], definitions)
     if "anyOf" in schema:
@@ -73,7 +73,7 @@ values ('acme', 'tone', 1, 'ready', '{q_proj,v_proj}', 's3://loraq/acme/tone/d/'
 """
 
 
-async def test_a_record_of_the_database_becomes_a_row(database_url: str) -> None:
+async def test_a_record_of_the_database_validates_as_a_row(database_url: str) -> None:
     connection = await asyncpg.connect(database_url)
     try:
         await connection.execute("insert into loraq.tenants values ('acme', '', '')")

