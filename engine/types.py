@@ -58,10 +58,10 @@ class SamplingParams:
         _bounded("number of stop strings", len(self.stop), 0, MAX_STOP_STRINGS)
 
 
-def _bounded(name: str, value: float, least: float, most: float, *, above: bool = False) -> None:
-    if not (least < value <= most if above else least <= value <= most):
+def _bounded(name: str, value: float, low: float, high: float, *, above: bool = False) -> None:
+    if not (low < value <= high if above else low <= value <= high):
         bound = "above" if above else "at least"
-        raise InvalidRequestError(f"sampling.{name} is {value}; it must be {bound} {least} and at most {most}")
+        raise InvalidRequestError(f"sampling.{name} is {value}; it must be {bound} {low} and at most {high}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Tests of the CUDA kernels in Triton's interpreter, as on a machine with no more than their own packages."""
+"""Runs tests of the CUDA kernels in Triton's interpreter, with only the packages that `engine.check.gpu` needs."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ NOT_LISTED = ("boto3", "aiokafka", "asyncpg", "pydantic", "hypothesis", "pytest_
 
 
 def check(folder: Path, own: Path) -> None:
-    """Run a folder's tests in a process where none of the libraries that `engine.check.gpu` does not name is found."""
+    """Run a folder's tests in a subprocess in which the libraries of `NOT_LISTED` cannot be imported."""
     blocked = f"import sys\nfor name in {NOT_LISTED!r}:\n    sys.modules[name] = None\n"
     (own / "sitecustomize.py").write_text(blocked)
     environment = {

@@ -47,7 +47,7 @@ def make_requests(vocabulary: int, names: list[str | None], new: int) -> list[Re
     return requests
 
 
-def seen(engine: Engine, requests: list[Request]) -> list[object]:
+def observed(engine: Engine, requests: list[Request]) -> list[object]:
     return [(output.token_ids, output.logprobs, output.error) for output in engine.generate(requests)]
 
 
@@ -68,7 +68,7 @@ class Case:
     def alone(self, dtype: DType) -> list[object]:
         if dtype not in self._alone:
             engine = self.engine(dtype, prefix_cache=False)
-            self._alone[dtype] = [seen(engine, [request])[0] for request in self.requests]
+            self._alone[dtype] = [observed(engine, [request])[0] for request in self.requests]
         return self._alone[dtype]
 
 
@@ -128,11 +128,11 @@ def test_the_real_model_is_batch_invariant(base_model_dir: Path, dtype: DType) -
     """SmolLM2 in one mixed batch, chunked, preempted and with cached prefixes, compared with each request alone."""
     requests = make_requests(49_000, [None], 9)[:8]
     alone = Engine(EngineConfig(base_model_dir, dtype=dtype, threads=1, prefix_cache=False, pool_bytes=2**27))
-    expected = [seen(alone, [request])[0] for request in requests]
+    expected = [observed(alone, [request])[0] for request in requests]
     page = alone._storage.bytes_per_page_id
     tight = EngineConfig(
         base_model_dir, dtype=dtype, threads=1, max_batch_tokens=50, max_batch_size=6, pool_bytes=13 * page
     )
     engine = Engine(tight)
-    assert seen(engine, requests) == expected
-    assert seen(engine, requests[::-1]) == expected[::-1]
+    assert observed(engine, requests) == expected
+    assert observed(engine, requests[::-1]) == expected[::-1]

@@ -96,7 +96,7 @@ def requests(count: int, names: list[str | None], new: int = 9) -> list[Request]
     ]
 
 
-def seen(outputs: list[Output]) -> list[object]:
+def observed(outputs: list[Output]) -> list[object]:
     return [(output.token_ids, output.logprobs, output.error) for output in outputs]
 
 
@@ -110,7 +110,7 @@ def test_tokens_and_log_probabilities_match_the_local_runner(
     host, remote = engines(model_dir, adapters, **options)
     for names in ([None, "0", "1", "2", "3"], ["2"], [None], ["1", "0"]):
         asked = requests(14, names)
-        assert seen(remote.generate(asked)) == seen(host.generate(asked))
+        assert observed(remote.generate(asked)) == observed(host.generate(asked))
 
 
 def test_one_recording_serves_every_mix(model_dir: Path, adapters: list[Path]) -> None:
@@ -152,7 +152,7 @@ def test_a_warm_engine_records_nothing_for_its_requests(model_dir: Path, adapter
     for names in ([None], ["1"], [None, "0", "1", "2"]):
         for count in (1, 3, 5, 11, 20):
             asked = requests(count, names)
-            assert seen(remote.generate(asked)) == seen(host.generate(asked))
+            assert observed(remote.generate(asked)) == observed(host.generate(asked))
     assert device.recorded == before
     assert device.replayed > 20
 
@@ -203,14 +203,14 @@ def test_outputs_are_right_after_a_larger_rank_or_new_tables(
 ) -> None:
     host, remote = engines(model_dir, adapters[:1])
     asked = requests(6, [None, "0"])
-    assert seen(remote.generate(asked)) == seen(host.generate(asked))
+    assert observed(remote.generate(asked)) == observed(host.generate(asked))
     wide = lora_adapter(tmp_path / "wide", model_dir, rank=70, seed=9)
     for engine in (host, remote):
         engine.load_adapter("wide", wide)
         for index in range(70):
             engine.load_adapter(f"more {index}", adapters[0])
     asked = requests(9, [None, "wide", "0", "more 69"])
-    assert seen(remote.generate(asked)) == seen(host.generate(asked))
+    assert observed(remote.generate(asked)) == observed(host.generate(asked))
 
 
 @pytest.mark.usefixtures("_small_tables")

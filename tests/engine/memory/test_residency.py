@@ -43,7 +43,7 @@ def request(adapter: str | None, prompt: list[int], new: int = 12) -> Request:
     return Request(prompt_token_ids=prompt, adapter=adapter, sampling=sampling)
 
 
-def seen(outputs: list[Output]) -> list[object]:
+def observed(outputs: list[Output]) -> list[object]:
     return [(output.token_ids, output.logprobs, output.error) for output in outputs]
 
 
@@ -57,10 +57,10 @@ def test_idle_adapters_are_evicted_for_other_adapters_and_for_kv(model_dir: Path
     assert set(tight.adapters) == {"0", "1", "2", "3"}
     roomy = engine_with(model_dir, adapters, pages=400)
     requests = [request(str(i % 4), [9 + i] * 30, new=20) for i in range(12)] + [request(None, [5] * 200)]
-    assert seen(tight.generate(requests)) == seen(roomy.generate(requests))
+    assert observed(tight.generate(requests)) == observed(roomy.generate(requests))
     tight.generate([request(None, [6] * 300)])
     assert residents(tight) == set()
-    assert seen(tight.generate(requests)) == seen(roomy.generate(requests))
+    assert observed(tight.generate(requests)) == observed(roomy.generate(requests))
 
 
 def test_alternating_adapters_repeat_exactly(model_dir: Path, adapters: list[Path]) -> None:
@@ -70,10 +70,10 @@ def test_alternating_adapters_repeat_exactly(model_dir: Path, adapters: list[Pat
     alone = [engine_with(model_dir, adapters[:2], pages=60).generate([r])[0] for r in requests]
     engine = engine_with(model_dir, adapters[:2], pages=ADAPTER_PAGES + 8)
     for _ in range(2):
-        assert seen([engine.generate([r])[0] for r in requests]) == seen(alone)
-        assert seen(engine.generate(requests)) == seen(alone)
+        assert observed([engine.generate([r])[0] for r in requests]) == observed(alone)
+        assert observed(engine.generate(requests)) == observed(alone)
     assert engine._residency.num_evictions > 50
-    assert seen(alone[::2]) != seen(alone[1::2])
+    assert observed(alone[::2]) != observed(alone[1::2])
 
 
 def test_replacing_an_adapter_never_reuses_its_old_blocks(model_dir: Path, adapters: list[Path]) -> None:
@@ -84,11 +84,13 @@ def test_replacing_an_adapter_never_reuses_its_old_blocks(model_dir: Path, adapt
     engine.load_adapter("0", adapters[1])
     other = engine.generate([request("0", prompt)])[0]
     assert other.usage.cached_tokens == 0
-    assert seen([other]) == seen(engine_with(model_dir, [adapters[1]], pages=200).generate([request("0", prompt)]))
+    assert observed([other]) == observed(
+        engine_with(model_dir, [adapters[1]], pages=200).generate([request("0", prompt)])
+    )
     engine.load_adapter("0", adapters[0])
     again = engine.generate([request("0", prompt)])[0]
     assert again.usage.cached_tokens == 32
-    assert seen([again]) == seen([first])
+    assert observed([again]) == observed([first])
 
 
 def test_an_adapter_that_cannot_be_reloaded_fails_only_its_requests(
@@ -99,13 +101,13 @@ def test_an_adapter_that_cannot_be_reloaded_fails_only_its_requests(
     shutil.copytree(adapters[1], changed)
     engine = engine_with(model_dir, [lost, changed, adapters[2]], pages=60)
     good = request("2", [8] * 20)
-    expected = seen(engine.generate([good]))
+    expected = observed(engine.generate([good]))
     engine.generate([request(None, [6] * 400)])
     assert not residents(engine)
     shutil.rmtree(lost)
     shutil.copy(adapters[3] / "adapter_model.safetensors", changed)
     outputs = engine.generate([request("0", [5]), good, request("1", [5]), request("0", [7])])
-    assert seen([outputs[1]]) == expected
+    assert observed([outputs[1]]) == expected
     for output, name in zip((outputs[0], outputs[2], outputs[3]), ("0", "1", "0"), strict=True):
         assert isinstance(output.error, AdapterError)
         assert f"the files of adapter {name!r}" in str(output.error)

@@ -82,5 +82,5 @@ def request(adapter: int | None, prompt: list[int], new: int = 2, **sampling: An
     return Request(prompt_token_ids=prompt, adapter=name, sampling=params)
 
 
-def seen(outputs: list[Output]) -> list[object]:
+def observed(outputs: list[Output]) -> list[object]:
     return [(output.token_ids, output.logprobs, output.error) for output in outputs]

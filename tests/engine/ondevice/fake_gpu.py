@@ -143,9 +143,9 @@ def _check_copy(operator: Any, args: Any, kwargs: Any) -> None:
     """A copy between host and device makes the host wait, unless the host memory is page-locked."""
     is_copy = operator is aten.copy_.default
     copies = args[:2] if is_copy else args[:1]
-    here = [tensor for tensor in copies if not isinstance(tensor, FakeGpuTensor)]
-    crosses = bool(here) if is_copy else kwargs.get("device", CUDA_0) != CUDA_0
-    if crosses and not (is_copy and args[2:3] == (True,) and all(FakeGpu.is_locked(tensor) for tensor in here)):
+    host_tensors = [tensor for tensor in copies if not isinstance(tensor, FakeGpuTensor)]
+    crosses = bool(host_tensors) if is_copy else kwargs.get("device", CUDA_0) != CUDA_0
+    if crosses and not (is_copy and args[2:3] == (True,) and all(FakeGpu.is_locked(tensor) for tensor in host_tensors)):
         _host_waits("a copy of pageable memory")
 
 
@@ -234,8 +234,8 @@ class FakeGpu:
 
     @classmethod
     def is_locked(cls, tensor: Tensor) -> bool:
-        there = tensor.untyped_storage().data_ptr()
-        return any(there == memory.untyped_storage().data_ptr() for memory in cls._locked)
+        pointer = tensor.untyped_storage().data_ptr()
+        return any(pointer == memory.untyped_storage().data_ptr() for memory in cls._locked)
 
     def zeros(self, num_bytes: int) -> Tensor:
         return FakeGpuTensor(torch.zeros(num_bytes, dtype=torch.uint8))

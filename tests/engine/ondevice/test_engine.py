@@ -9,7 +9,7 @@ from engine import EngineConfig
 from engine.kernels.triton import TritonKernels
 from engine.step.runner import RemoteRunner
 from tests.builders import ALL_LINEAR, lora_adapter, tiny_llama
-from tests.engine.ondevice.engines import engine_on, request, seen, waits_raise
+from tests.engine.ondevice.engines import engine_on, observed, request, waits_raise
 from tests.engine.ondevice.fake_gpu import FakeSecondStream
 from tests.engine.oracles import MergedOracle, Oracle, differences
 
@@ -59,12 +59,12 @@ def test_bf16_is_the_same_alone_chunked_cached_and_in_any_mix(model_dir: Path, a
         request(0, [*shared, 60, 61]),
     ]
     alone = engine_on(model_dir, adapters[:2], prefix_cache=False, **options)
-    expected = [seen(alone.generate([one]))[0] for one in requests]
+    expected = [observed(alone.generate([one]))[0] for one in requests]
     mixed = engine_on(model_dir, adapters[:2], max_batch_tokens=13, **options)
-    assert seen(mixed.generate(requests)) == expected
+    assert observed(mixed.generate(requests)) == expected
     again = mixed.generate([requests[2]])
     assert again[0].usage.cached_tokens == 8
-    assert seen(again) == expected[2:3]
+    assert observed(again) == expected[2:3]
 
 
 @pytest.mark.parametrize("lora_stream", [False, True], ids=["one stream", "two streams"])
@@ -78,13 +78,13 @@ def test_recorded_decode_steps_compute_the_same_as_eager_ones(
         [request(None, [15], 3), request(1, [16, 17], 3)],
     ]
     eager = engine_on(model_dir, adapters[:2], graphs=False)
-    expected = [seen(eager.generate(mix)) for mix in mixes]
+    expected = [observed(eager.generate(mix)) for mix in mixes]
     recorded = engine_on(model_dir, adapters[:2], lora_stream=lora_stream)
     runner = recorded._runner
     assert isinstance(runner, RemoteRunner)
     assert runner.graphs is not None
     for mix, output in zip(mixes, expected, strict=True):
-        assert seen(recorded.generate(mix)) == output
+        assert observed(recorded.generate(mix)) == output
         assert len(runner.graphs) == 1
     kernels = recorded._backend.kernels
     assert isinstance(kernels, TritonKernels)
@@ -115,9 +115,9 @@ def test_adapters_that_evict_each_other_repeat_exactly(model_dir: Path, adapters
     sizes = [info.num_bytes for info in roomy.adapters.values()]
     page = roomy._storage.bytes_per_page_id
     requests = [request(i % 2, [7, 9 + i // 2]) for i in range(3)]
-    expected = [seen(roomy.generate([one]))[0] for one in requests]
+    expected = [observed(roomy.generate([one]))[0] for one in requests]
     tight = engine_on(model_dir, adapters[:2], pool_bytes=max(sizes) + 2 * page)
-    assert [seen(tight.generate([one]))[0] for one in requests] == expected
+    assert [observed(tight.generate([one]))[0] for one in requests] == expected
     assert tight._residency.num_evictions >= 2
     tight._pool.check_integrity()
 
