@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from engine import EngineConfig, EngineError
+from services.bench.scheduling.command import scheduling
 from services.cli.output import Real
 from services.errors import ConfigError, InputError
 from services.process.settings import load_settings
@@ -27,6 +28,9 @@ DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.group()
 def bench() -> None:
     """Measure speed on this machine."""
+
+
+bench.add_command(scheduling)
 
 
 @bench.command()

@@ -53,6 +53,7 @@ class Served:
     tokens_per_s: float
     loads: int
     mb_loaded: float
+    rows_per_step: float
     adapters_per_step: float
     adapter_mb_per_step: float
     passed_tokens: float
@@ -95,6 +96,7 @@ def serve(engine: Engine, queue: Queue, policy: Policy, seed: int) -> Served:
         tokens_per_s=round(queue.jobs * queue.new_tokens / wall_s, 1),
         loads=loads.loads,
         mb_loaded=round(loads.bytes_in / 1e6, 1),
+        rows_per_step=round(stats.decode_tokens / stats.steps, 2),
         adapters_per_step=round(stats.adapters / stats.steps, 2),
         adapter_mb_per_step=round(stats.adapter_bytes / stats.steps / 1e6, 2),
         passed_tokens=desk.most_passed,
@@ -197,6 +199,7 @@ def ratios(rounds: Sequence[Sequence[Served]]) -> dict[str, dict[str, float]]:
     measures: dict[str, Callable[[Served], float]] = {
         "loads": lambda served: served.loads,
         "mb_loaded": lambda served: served.mb_loaded,
+        "adapters_per_row": lambda served: served.adapters_per_step / served.rows_per_step,
         "adapters_per_step": lambda served: served.adapters_per_step,
         "tokens_per_s": lambda served: served.tokens_per_s,
     }

@@ -1,0 +1,100 @@
+"""`loraq bench scheduling`."""
+
+import json
+import sys
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import click
+
+from engine import EngineConfig, EngineError
+from services.errors import ConfigError, InputError
+from services.process.settings import load_settings
+
+MIB = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The command's options by name."""
+
+    model: Path | None
+    adapters: int
+    jobs: int
+    window: int
+    pool_bytes: int
+    batch: int
+    prompt_len: int
+    new_tokens: int
+    bound: tuple[int, ...]
+    repeats: int
+    store: tuple[float, float] | None
+    as_json: bool
+
+
+@click.command()
+@click.option("--model", type=click.Path(exists=True, file_okay=False, path_type=Path), help="[LORAQ_BASE_MODEL]")
+@click.option("--adapters", default=100, show_default=True, type=click.IntRange(1, 100_000), help="Random adapters.")
+@click.option("--jobs", default=300, show_default=True, type=click.IntRange(1), help="Jobs, Zipf's law, exponent 1.")
+@click.option("--window", default=512, show_default=True, type=click.IntRange(1), help="LORAQ_MAX_BACKLOG_JOBS.")
+@click.option("--pool-bytes", default=300 * MIB, show_default=True, type=click.IntRange(1), help="KV and adapters.")
+@click.option("--batch", default=32, show_default=True, type=click.IntRange(1), help="LORAQ_MAX_BATCH_SIZE.")
+@click.option("--prompt-len", default=64, show_default=True, type=click.IntRange(1), help="Tokens per prompt.")
+@click.option("--new-tokens", default=64, show_default=True, type=click.IntRange(1), help="Tokens generated for each.")
+@click.option(
+    "--bound",
+    multiple=True,
+    default=(4000, 24000),
+    show_default=True,
+    type=click.IntRange(1),
+    help="Tokens of later arrivals that may go before a job; each is measured beside first come, first served.",
+)
+@click.option("--repeats", default=1, show_default=True, type=click.IntRange(1), help="Interleaved rounds.")
+@click.option(
+    "--store",
+    nargs=2,
+    type=float,
+    metavar="SECONDS BYTES/S",
+    help="Every load first crosses a link of that latency and bandwidth, as from a store with nothing on disk.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on the last line.")
+def scheduling(**given: object) -> None:
+    """Serve one queue under the worker's policy with several bounds, and first come, first served, in turns."""
+    from engine.files.model_config import read_model_config
+    from services.bench.engine.adapters import adapter_dirs, copies  # torch is slow to import
+    from services.bench.scheduling.run import Policy, Queue, measure, open_engine, ratios
+    from services.bench.scheduling.slow_store import Throttle
+
+    options = Options(**given)  # type: ignore[arg-type]  # click has checked them
+    model = options.model or load_settings().base_model
+    if model is None:
+        raise ConfigError("no base model: give --model or set LORAQ_BASE_MODEL")
+    config = EngineConfig(model=model, max_batch_size=options.batch, pool_bytes=options.pool_bytes)
+    queue = Queue(options.jobs, options.window, options.prompt_len, options.new_tokens)
+    policies = [Policy("first come", 0), *(Policy(f"bound {bound}", bound) for bound in options.bound)]
+    throttle = Throttle(*options.store) if options.store else None
+    try:
+        with (
+            adapter_dirs(None, read_model_config(config.model_dir), options.adapters) as originals,
+            copies(originals, options.adapters) as registry,
+        ):
+            engine = open_engine(config, registry, throttle)
+            try:
+                rounds = measure(engine, queue, policies, options.repeats, sys.stderr)
+            finally:
+                engine.close()
+    except EngineError as error:
+        raise InputError(str(error)) from error
+    report = {
+        **{each.name: getattr(options, each.name) for each in fields(options) if each.name not in ("model", "as_json")},
+        "rounds": [[asdict(served) for served in each] for each in rounds],
+        "ratios": ratios(rounds),
+    }
+    click.echo(json.dumps(report) if options.as_json else _table(report["ratios"]))
+
+
+def _table(ratios: dict[str, dict[str, float]]) -> str:
+    names = list(next(iter(ratios.values())))
+    head = f"{'beside first come':<20}" + "".join(f"{name:>20}" for name in names)
+    rows = [f"{policy:<20}" + "".join(f"{each[name]:>20.3f}" for name in names) for policy, each in ratios.items()]
+    return "\n".join([head, *rows])
