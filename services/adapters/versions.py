@@ -13,7 +13,7 @@ from services.tenants.tenants import require_tenant
 
 RESOLVE = """
 select wanted.ref, a.tenant, a.name, a.version, a.status, a.status_reason, a.digest, a.uri, a.size_bytes, a.rank,
-       a.base_fingerprint
+       a.base_fingerprint, a.pinned
 from unnest($1::text[], $2::text[], $3::text[], $4::integer[]) as wanted (tenant, ref, name, version)
 cross join lateral (
     select * from loraq.adapters
@@ -60,7 +60,7 @@ returning version
 class AdapterVersion:
     """One version of a tenant's adapter. `digest` identifies it; `uri` is the s3:// prefix of its two files.
 
-    `rank` and `base_fingerprint` are None until it is admitted.
+    `rank` and `base_fingerprint` are None until it is admitted. A `pinned` one is evicted from memory last of all.
     """
 
     tenant: str
@@ -73,6 +73,7 @@ class AdapterVersion:
     size_bytes: int
     rank: int | None = None
     base_fingerprint: str | None = None
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,10 @@ from services.worker.queue.parking_store import ParkRequest
 from services.worker.queue.retry_policy import recheck_delay_s
 
 MAX_LOADS = 4
+MAX_FETCHES = 4
+"""Downloads at once of adapters whose load has to wait for room."""
+MAX_FETCHED_AHEAD = 32
+MIN_STAY_S = 2.0
 URGENT_AFTER_S = 1.0
 RETRY_DELAYS_S = (0.2, 1.0, 2.0, 5.0)
 _log = telemetry.get_logger()
@@ -79,11 +83,13 @@ class Adapters:
         self._stager = stager
         self._engine = engine
         self._backlog = backlog
-        self._residency = Residency(budget_bytes)
+        self._residency = Residency(budget_bytes, MIN_STAY_S)
         self._waits = waits
         self._callbacks = callbacks
         self._began: dict[str, float] = {}
         self._loads: dict[str, asyncio.Task[None]] = {}
+        self._fetches: dict[str, asyncio.Task[None]] = {}
+        self._fetched: dict[str, None] = {}
         self._cold_since: dict[str, float] = {}
         self._last_error: dict[str, str] = {}
         self._draining: set[str] = set()
@@ -92,8 +98,9 @@ class Adapters:
 
     def acquire(self, job: Job) -> None:
         """Count a job that goes to the engine as a user of its adapter."""
-        if job.group != BASE_GROUP:
+        if (adapter := job.claim.adapter) is not None:
             self._residency.acquire(job.group)
+            self._residency.pin(job.group, pinned=adapter.pinned)
 
     def release(self, job: Job) -> None:
         """Count a job that left the engine."""
@@ -113,6 +120,36 @@ class Adapters:
             if group not in self._residency and len(self._loads) < MAX_LOADS:
                 drain |= self._begin(group, now)
         self._drain(drain)
+        self._fetch_ahead(cold)
+
+    def _fetch_ahead(self, cold: Sequence[str]) -> None:
+        """Download adapters whose load waits for room, in the order in which the queue wants them."""
+        self._fetched = {group: None for group in self._fetched if group in self._cold_since}
+        for group in cold[:MAX_FETCHED_AHEAD]:
+            if len(self._fetches) >= MAX_FETCHES:
+                return
+            waiting = next(self._backlog.waiting_in(group), None)
+            if waiting is None or group in self._residency or group in self._fetches or group in self._fetched:
+                continue
+            adapter = waiting.job.claim.adapter
+            assert adapter is not None
+            self._fetched[group] = None
+            task = asyncio.create_task(self._fetch(adapter), name=f"fetch ahead {group[:12]}")
+            task.add_done_callback(self._on_load_done)
+            self._fetches[group] = task
+
+    async def _fetch(self, adapter: AdapterVersion) -> None:
+        """Bring an adapter to disk; the load that follows reports what is wrong with one that cannot be fetched."""
+        try:
+            async with self._stager.hold(adapter.digest, adapter.uri, adapter.size_bytes):
+                pass
+        except RetryableError as error:
+            self._last_error[adapter.digest] = str(error)
+            self._fetched.pop(adapter.digest, None)
+        except PermanentError as error:
+            self._last_error[adapter.digest] = str(error)
+        finally:
+            del self._fetches[adapter.digest]
 
     def _begin(self, group: str, now: float) -> set[str]:
         """Start loading an adapter if there is room; returns the adapters to drain for it."""
@@ -125,9 +162,14 @@ class Adapters:
             budget = f"LORAQ_HOST_CACHE_BYTES, {self._residency.budget_bytes}"
             self._fail(adapter, f"it has {adapter.size_bytes} bytes, more than {budget}")
             return set()
-        wanted = self._backlog.groups()
-        urgent = now - self._cold_since[group] > URGENT_AFTER_S
-        reservation = self._residency.reserve(group, adapter.size_bytes, wanted, urgent=urgent)
+        reservation = self._residency.reserve(
+            group,
+            adapter.size_bytes,
+            self._needed(),
+            urgent=now - self._cold_since[group] > URGENT_AFTER_S,
+            pinned=adapter.pinned,
+            now=now,
+        )
         for victim in reservation.evict:
             self._evict(victim)
         if reservation.granted:
@@ -136,6 +178,11 @@ class Adapters:
             self._loads[group] = task
             self._began[group] = now
         return set(reservation.drain)
+
+    def _needed(self) -> list[str]:
+        """Adapters with waiting jobs, the one needed first first; those being drained are needed last."""
+        needed = self._backlog.wanted()
+        return needed + sorted(self._backlog.groups().difference(needed))
 
     def _on_load_done(self, task: asyncio.Task[None]) -> None:
         """Report an error that `_load` did not handle: it is a defect."""
@@ -277,7 +324,7 @@ class Adapters:
 
     async def close(self) -> None:
         """Cancel running loads and release every directory."""
-        running = list(self._loads.values())
+        running = [*self._loads.values(), *self._fetches.values()]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

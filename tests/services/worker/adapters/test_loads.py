@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 
@@ -291,3 +291,37 @@ async def test_the_time_that_a_job_was_parked_counts_as_waiting(bench: Bench) ->
     bench.plan()
     [outcome] = bench.outcomes
     assert outcome.error.code is ErrorCode.ADAPTER_LOAD_TIMEOUT
+
+
+async def test_adapters_that_wait_for_room_are_fetched_to_disk_meanwhile(bench: Bench) -> None:
+    bench.budget = EACH
+    bench.__post_init__()
+    bench.engine.door.clear()
+    bench.add("a")
+    bench.stager.troubles["b"] = [RetryableError("the store is away")]
+    bench.add("b")
+    bench.add("c")
+    await eventually(lambda: {"b", "c"} <= set(bench.stager.fetched), what="fetches ahead of their loads")
+    bench.plan()
+    await eventually(lambda: bench.stager.fetched.count("b") == 2, what="another fetch of b")
+    bench.plan()
+    assert bench.stager.fetched.count("c") == 1
+    assert bench.engine.loaded == []
+    bench.engine.door.set()
+    await bench.loaded("a")
+
+
+async def test_a_pin_follows_the_registry(bench: Bench) -> None:
+    bench.add("a")
+    await bench.loaded("a")
+    job = start(bench)
+    assert job.claim.adapter is not None
+    bench.adapters.release(job)
+    job.claim = replace(job.claim, adapter=replace(job.claim.adapter, pinned=True))
+    bench.adapters.acquire(job)
+    bench.adapters.release(job)
+    bench.add("b", 100 - EACH)
+    bench.add("c", EACH)
+    await bench.loaded("a", "b")
+    bench.plan(ahead_s=2.0)
+    assert "a" in bench.engine.loaded, "one that is pinned goes last"

@@ -32,8 +32,40 @@ def test_an_adapter_in_use_stays() -> None:
 
 def test_one_with_waiting_jobs_goes_only_for_an_urgent_one() -> None:
     adapters = residency("a", "b")
-    assert not adapters.reserve("c", 40, {"a", "b"}, urgent=False).granted
-    assert adapters.reserve("c", 40, {"a", "b"}, urgent=True) == Reservation(granted=True, evict=("a",))
+    assert not adapters.reserve("c", 40, ["a", "b"], urgent=False).granted
+    assert adapters.reserve("c", 40, ["a", "b"], urgent=True) == Reservation(granted=True, evict=("b",))
+
+
+def test_what_no_job_needs_goes_before_what_is_needed_last() -> None:
+    adapters = residency("a", "b", "c", budget=120)
+    assert adapters.reserve("d", 80, ["c", "a"], urgent=True) == Reservation(granted=True, evict=("b", "a"))
+
+
+def test_one_that_was_just_loaded_stays_until_a_job_used_it() -> None:
+    adapters = Residency(100, min_stay_s=5.0)
+    assert adapters.reserve("a", 60, ["a"], urgent=True, now=0.0).granted
+    adapters.loaded("a", 60)
+    assert not adapters.reserve("b", 60, ["a", "b"], urgent=True, now=1.0).granted
+    assert adapters.reserve("b", 60, ["a", "b"], urgent=True, now=5.0).evict == ("a",)
+    adapters.loaded("b", 60)
+    adapters.acquire("b")
+    adapters.release("b")
+    assert adapters.reserve("a", 60, ["a", "b"], urgent=True, now=6.0).evict == ("b",)
+
+
+def test_a_pinned_adapter_goes_last_of_all_and_is_not_drained() -> None:
+    adapters = residency("a", "b")
+    adapters.pin("a", pinned=True)
+    assert adapters.reserve("c", 40, ["b"], urgent=False) == Reservation(granted=False)
+    assert adapters.reserve("c", 40, ["b"], urgent=True) == Reservation(granted=True, evict=("b",))
+    adapters.loaded("c", 40)
+    adapters.acquire("c")
+    assert adapters.reserve("d", 40, (), urgent=True) == Reservation(granted=True, evict=("a",))
+    other = residency("a", "b")
+    other.pin("a", pinned=True)
+    other.acquire("a")
+    other.acquire("b")
+    assert other.reserve("c", 40, (), urgent=True).drain == ("b",)
 
 
 def test_an_urgent_one_drains_what_is_in_use() -> None:
