@@ -1,6 +1,6 @@
-"""The engine's kernels: one set of operators (`Kernels`), a backend for each device, and a float32 reference.
+"""The engine's kernels: one set of operators (`Kernels`), a backend per device, and a float32 reference.
 
-README.md holds the equations, the layout, the tolerances and what each operator costs.
+README.md documents the equations, the layout, the tolerances and the cost of each operator.
 """
 
 import functools
@@ -43,11 +43,11 @@ _log = logging.getLogger(__name__)
 
 
 def load_kernels(device: str, *, batch_invariant: bool = False, lora_stream: bool = False) -> Kernels:
-    """The operators of a device, "cuda", "cuda:1" or "cpu"; Triton is not imported unless it is needed.
+    """The operators for a device such as "cuda", "cuda:1" or "cpu"; Triton is imported only for CUDA.
 
-    With `lora_stream` recorded steps have a second stream for the adapters; the device must be the current one then.
+    With `lora_stream`, recorded steps use a second stream for the adapters; the device must then be the current one.
 
-    Those of the CPU are batch invariant in any case, but for the slower ones without a C++ compiler.
+    The C++ operators for the CPU are always batch invariant; the torch fallback is not.
     """
     kind = device.partition(":")[0]
     if kind == "cuda":
@@ -55,15 +55,15 @@ def load_kernels(device: str, *, batch_invariant: bool = False, lora_stream: boo
         from engine.kernels.triton.second_stream import SecondStream
 
         return TritonKernels(batch_invariant=batch_invariant, second_stream=SecondStream() if lora_stream else None)
-    assert kind == "cpu", f"there are kernels for cpu and cuda, not for {device!r}"
+    assert kind == "cpu", f"there are kernels for cpu and cuda, but not for {device!r}"
     return load_cpu_kernels()
 
 
 @functools.cache
 def load_cpu_kernels() -> Kernels:
-    """The C++ operators, or, said once in the log, slower torch operators where they cannot be built."""
+    """The C++ operators, or slower torch operators, with one warning in the log, if they cannot be built."""
     try:
         return CpuKernels()
     except KernelBuildError as error:
-        _log.warning("The C++ kernels are not available, slower torch operators take their place: %s", error)
+        _log.warning("The C++ kernels are not available; using slower torch operators: %s", error)
         return fallback

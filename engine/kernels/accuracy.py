@@ -1,15 +1,15 @@
-"""The project's one error metric and its tolerance per dtype; tests and GPU checks use nothing else."""
+"""The project's only error metric and its tolerance per dtype, for tests and GPU checks."""
 
 import torch
 from torch import Tensor
 
 # A result is computed in float32 and rounded once: half a unit in the last place is 2^-9 in bf16 and 2^-12 in fp16.
-# Twice that leaves room for what float32 sums in another order differ by; in float32 those sums are all there is.
+# Twice that allows for float32 sums in a different order, which are the only error in float32.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 
 
 def error(actual: Tensor, expected: Tensor) -> float:
-    """Largest |actual - expected| / (|expected| + rms of its row); infinite for NaN or where zeros are missed."""
+    """Largest |actual - expected| / (|expected| + rms of its row); infinite for NaN and for errors in all-zero rows."""
     if actual.numel() == 0:
         return 0.0
     expected = expected.float().flatten(1)

@@ -1,8 +1,8 @@
-"""`python -m engine.kernels.bench`: what each CPU operator costs in a step of SmolLM2-135M, and what is possible.
+"""`python -m engine.kernels.bench`: the cost of each CPU operator in a step of SmolLM2-135M, as a share of the peak.
 
 A line is one operator over all 30 layers, whose weights, adapters and KV are distinct memory as in a real step: the sum
-of each layer's best time of many, then its share of the machine's peak for what bounds it, bytes or multiplications.
-Peaks are measured first. Best times of short pieces are what a busy machine disturbs least.
+of the best time of each layer, and its share of the machine's peak for its bottleneck, bandwidth or arithmetic. The
+peaks are measured first. Best times of short pieces are least affected by other work on the machine.
 """
 
 import argparse
@@ -36,7 +36,7 @@ DTYPE = torch.bfloat16
 
 @dataclass(frozen=True)
 class Row:
-    """One measured operator: what it must read and multiply, and a call that does one of its pieces."""
+    """One measured operator: the bytes and FLOPs it needs, and a call that runs one of its pieces."""
 
     name: str
     num_bytes: float
@@ -47,14 +47,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Machine:
-    """Measured peaks: bytes/s read from memory, floating-point operations/s in bf16."""
+    """Measured peaks: bytes/s read from memory and floating-point operations/s in bf16."""
 
     read: float
     multiply: float
 
 
 def measure_machine(kernels: CpuKernels) -> Machine:
-    """Best of several probes over memory far larger than the caches and over registers only."""
+    """The best of several probes, over memory far larger than the caches and over registers only."""
     probes, memory = kernels.probes(), torch.ones(1 << 29, dtype=torch.uint8)
     read = memory.numel() / best_seconds(lambda: probes.read_probe(memory), 10)
     repeats = 1_000_000
@@ -74,7 +74,7 @@ def best_seconds(call: Callable[[], object], rounds: int) -> float:
 
 
 def base_rows(kernels: CpuKernels, num_tokens: int, num_logits: int) -> list[Row]:
-    """The base products of every layer, then the output layer."""
+    """The base products of every layer and of the output layer."""
     rows = []
     for name, (k, sizes, _) in GROUPS.items():
         layers = [kernels.pack_linear([torch.randn(n, k).to(DTYPE) for n in sizes]) for _ in range(LAYERS)]
@@ -104,7 +104,7 @@ def _lora_linear(
 
 
 def random_pool(num_pages: int, page_bytes: int) -> Tensor:
-    """uint8 [L, P, page_bytes] of small random numbers, in huge pages as the engine's pool."""
+    """uint8 [L, P, page_bytes] of small random numbers, in huge pages like the engine's pool."""
     pool = huge_zeros(LAYERS * num_pages * page_bytes)
     values = pool.view(DTYPE)
     values[: 1 << 20] = torch.randn(1 << 20).mul_(0.05)
@@ -136,7 +136,7 @@ def lora_tables(num_adapters: int) -> LoraTables:
 
 
 def lora_rows(kernels: CpuKernels, num_adapters: int, tokens_each: int) -> list[Row]:
-    """The base products again, now with a segment of `tokens_each` tokens for each adapter."""
+    """The base products with LoRA, with a segment of `tokens_each` tokens per adapter."""
     tables = lora_tables(num_adapters)
     num_tokens = num_adapters * tokens_each
     segments = torch.arange(0, num_tokens + 1, tokens_each, dtype=torch.int32)
@@ -155,7 +155,7 @@ def lora_rows(kernels: CpuKernels, num_adapters: int, tokens_each: int) -> list[
 
 
 def attention_rows(kernels: CpuKernels, num_sequences: int, past: int, new: int) -> list[Row]:
-    """Rope with the KV write and attention, `new` tokens a sequence on top of `past`."""
+    """Rope with the KV write, and attention, for `new` tokens per sequence after `past` ones."""
     total = past + new
     blocks = -(-total // TOKENS_PER_PAGE)
     pool = random_pool(num_sequences * blocks, 2 * KV * TOKENS_PER_PAGE * DTYPE.itemsize)
@@ -197,7 +197,7 @@ def elementwise_rows(kernels: CpuKernels, num_tokens: int) -> list[Row]:
 
 
 def decode_rows(kernels: CpuKernels) -> list[Row]:
-    """One new token for each of 32 sequences of 96, an adapter each."""
+    """One new token for each of 32 sequences of 96 tokens, each with its own adapter."""
     return [
         *base_rows(kernels, 32, 32),
         *lora_rows(kernels, 32, 1),
@@ -207,7 +207,7 @@ def decode_rows(kernels: CpuKernels) -> list[Row]:
 
 
 def prefill_rows(kernels: CpuKernels) -> list[Row]:
-    """32 prompts of 64 tokens, an adapter each."""
+    """32 prompts of 64 tokens, each with its own adapter."""
     return [
         *base_rows(kernels, 2048, 32),
         *lora_rows(kernels, 32, 64),
@@ -220,7 +220,7 @@ SUITES = {"decode": decode_rows, "prefill": prefill_rows}
 
 
 def measure(rows: list[Row], machine: Machine, rounds: int) -> list[dict[str, object]]:
-    """The sum of each piece's best of `rounds`, rows in turn so that a busy moment does not fall on one row alone."""
+    """The sum of each piece's best of `rounds`; rows alternate, so that a load spike does not affect only one row."""
     times = [[float("inf")] * row.pieces for row in rows]
     for _ in range(rounds):
         for row, best in zip(rows, times, strict=True):

@@ -1,4 +1,4 @@
-"""Drawing a token from logits in float64: what the backends without a kernel of their own use, and the reference."""
+"""Drawing a token from logits in float64: the reference, also used by backends without a kernel for it."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from engine.kernels.types import Limits
 def draw(logits: Tensor, limits: Limits) -> Tensor:
     """See `Kernels.draw`: inverse of the cumulative distribution, in order of token ids."""
     exact = logits.double()
-    exact = exact - exact.amax(dim=-1, keepdim=True)  # so that the least temperature leaves the likeliest token at 0
+    exact = exact - exact.amax(dim=-1, keepdim=True)  # keeps the most likely token at 0 for the smallest temperature
     scaled = exact / limits.temperature[:, None]
     if len(limits.restricted):
         scaled[limits.restricted] = _restrict(scaled[limits.restricted], limits.top_k, limits.top_p)
@@ -21,7 +21,7 @@ def draw(logits: Tensor, limits: Limits) -> Tensor:
 
 
 def _restrict(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Leave the top_k likeliest tokens, and of these the fewest whose share reaches top_p; the rest become -inf."""
+    """Keep the top_k most likely tokens, and of these the fewest whose share reaches top_p; the rest become -inf."""
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(logits.shape[-1], device=logits.device)
     ordered.masked_fill_(ranks >= top_k[:, None], -torch.inf)

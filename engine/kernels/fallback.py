@@ -1,7 +1,7 @@
-"""The kernels with torch's own operators, for machines without a C++ compiler.
+"""The kernels as torch operators, for machines without a C++ compiler.
 
-Same results as the others within the tolerances of README.md, several times slower. It gathers pages into copies, and
-torch chooses its algorithm by shape, so a token's last bits may depend on its batch.
+Equal to the other backends within the tolerances in README.md, but several times slower. They copy the pages, and torch
+chooses its algorithms by shape, so a token's last bits may depend on its batch.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def linear(x: Tensor, weight: PackedLinear, out: Tensor) -> None:
 
 
 def lora_linear(x: Tensor, weight: PackedLinear, lora: LoraBatch, layer: int, projection: int, out: Tensor) -> None:
-    """See `Kernels.lora_linear`: rows with an adapter are multiplied in float32, so that they are rounded once."""
+    """See `Kernels.lora_linear`: rows with an adapter are computed in float32 and rounded once."""
     out.copy_(_base(x, weight))
     rows = _adapted_rows(lora)
     if len(rows) > 0:
@@ -127,7 +127,7 @@ def paged_attention(
     out: Tensor,
     window: int = 0,
 ) -> None:
-    """See `Kernels.paged_attention`: torch's attention, one sequence at a time, over its pages gathered."""
+    """See `Kernels.paged_attention`: torch's attention, one sequence at a time, over a copy of its pages."""
     pages = reference.kv_pages(kv, layer, q.dtype)
     starts = batch.query_starts.tolist()
     for sequence, context in enumerate(batch.context_lens.tolist()):

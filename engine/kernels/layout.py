@@ -1,7 +1,7 @@
-"""Matrices to tiles and back.
+"""Conversion of matrices to tiles and back.
 
 A tile is 8 ranks x 64 columns, row-major. A [R, K] matrix is cut into rank groups of 8 (outermost) and columns of 64;
-ranks and columns past its edge are zero. B is laid out transposed, [R, N], the same way.
+ranks and columns past its edge are zero. B is stored transposed, [R, N], in the same layout.
 """
 
 import torch
@@ -16,7 +16,7 @@ def padded_rank(rank: int) -> int:
 
 
 def column_tiles(columns: int) -> int:
-    """Tiles side by side over `columns`."""
+    """Number of tiles across `columns`."""
     return -(-columns // TILE_COLUMNS)
 
 
@@ -37,5 +37,5 @@ def matrix_of(tiles: Tensor, ranks: int, columns: int) -> Tensor:
 
 
 def tile_bytes(dtype: torch.dtype) -> int:
-    """Bytes of one tile; a page must hold a whole number of them."""
+    """Bytes per tile; a page must hold a whole number of tiles."""
     return TILE_RANKS * TILE_COLUMNS * dtype.itemsize

@@ -1,4 +1,4 @@
-"""Memory for what is read at random places: without huge pages every tile costs a page table walk besides its read."""
+"""Memory for random access: without huge pages, every tile costs a page table walk in addition to its read."""
 
 import mmap
 
@@ -9,9 +9,9 @@ HUGE_PAGE_BYTES = 2 << 20
 
 
 def huge_zeros(num_bytes: int) -> Tensor:
-    """uint8 [num_bytes], zero, aligned to a huge page and backed by huge pages where the kernel gives them.
+    """Zeroed uint8 [num_bytes], aligned to a huge page and backed by huge pages where the operating system allows it.
 
-    Memory is taken from the system when it is first touched, so a pool may be larger than what is used of it.
+    Memory is allocated when it is first touched, so a pool may be larger than the part in use.
     """
     area = mmap.mmap(-1, max(num_bytes, 1) + HUGE_PAGE_BYTES)
     if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -1,6 +1,6 @@
 """The kernels as equations: float32, one row at a time, slow. Every other backend is tested against this one.
 
-Inputs are read in their own dtype and every intermediate is float32; give a float32 `out` to see the result unrounded.
+Inputs are read in their own dtype and every intermediate is float32; pass a float32 `out` to get the unrounded result.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from engine.kernels.types import TILE_COLUMNS, TILE_RANKS, AttentionBatch, KvCac
 
 
 def pack_linear(weights: Sequence[Tensor], biases: Sequence[Tensor | None] = ()) -> PackedLinear:
-    """Only concatenates; see `Kernels.pack_linear`."""
+    """See `Kernels.pack_linear`: only concatenates."""
     given = list(biases) or [None] * len(weights)
     bias = None
     if any(b is not None for b in given):
@@ -25,7 +25,7 @@ def pack_linear(weights: Sequence[Tensor], biases: Sequence[Tensor | None] = ())
 
 
 def begin_step() -> None:
-    """Nothing is kept."""
+    """See `Kernels.begin_step`: there is no cached state."""
 
 
 def linear(x: Tensor, weight: PackedLinear, out: Tensor) -> None:
@@ -41,7 +41,7 @@ def lora_linear(x: Tensor, weight: PackedLinear, lora: LoraBatch, layer: int, pr
 
 
 def lora_apply(y: Tensor, x: Tensor, out_features: Sequence[int], lora: LoraBatch, layer: int, projection: int) -> None:
-    """y += s (x A^T) B for each segment and projection; rows of slot -1 are left alone."""
+    """y += s (x A^T) B for each segment and projection; rows of slot -1 are not changed."""
     for (start, end), slot in zip(pairwise(lora.segments.tolist()), lora.segment_slots.tolist(), strict=True):
         column = 0
         for index, size in enumerate(out_features):
@@ -57,7 +57,7 @@ def lora_apply(y: Tensor, x: Tensor, out_features: Sequence[int], lora: LoraBatc
 def adapter_matrices(
     tables: LoraTables, slot: int, layer: int, projection: int, in_features: int, out_features: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, float] | None:
-    """(A [R, K], B transposed [R, N], scale) read back from the pages; None where there is no such projection."""
+    """(A [R, K], B transposed [R, N], scale) read from the pages; None if the adapter lacks the projection."""
     if slot < 0:
         return None
     first, rank = tables.parts[slot, layer, projection].tolist()
@@ -91,7 +91,7 @@ def embed(ids: Tensor, weight: PackedLinear, out: Tensor) -> None:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, residual: Tensor | None = None) -> None:
-    """y = v / sqrt(mean(v^2) + eps) * weight, where v is x, or the residual once x has been added to it."""
+    """y = v / sqrt(mean(v^2) + eps) * weight, where v is x, or residual + x, which is stored in the residual."""
     if residual is not None:
         residual.copy_(residual.float() + x.float())
     out.copy_(_rms_norm(x if residual is None else residual, weight, eps))
@@ -113,7 +113,7 @@ def rope_write_kv(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
-    """Norm and rotate q and k, then put k and v where their position's page and slot say."""
+    """Norm and rotate q and k, then write k and v to the page and slot of their position."""
     pages = kv_pages(kv, layer, qkv.dtype)
     for sequence, token, position in tokens_of(batch):
         heads = qkv[token].view(-1, kv.head_dim)
@@ -146,7 +146,7 @@ def paged_attention(
     out: Tensor,
     window: int = 0,
 ) -> None:
-    """y = softmax(scale q K^T) V over the positions that each token may see."""
+    """y = softmax(scale q K^T) V over the positions visible to each token."""
     pages = kv_pages(kv, layer, q.dtype)
     group = num_heads // kv.num_kv_heads
     for sequence, token, position in tokens_of(batch):

@@ -1,4 +1,4 @@
-"""What the kernels take: plain tensors with a name, and the operators that every backend offers.
+"""The kernels' arguments, plain tensors with names, and the operators that every backend implements.
 
 Letters: L layers, P pages, T tokens of the step, B sequences, S segments, K inputs, N outputs, R ranks, D head size.
 """
@@ -20,7 +20,7 @@ PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 class PackedLinear:
     """A group of projections over one input, packed once by a backend for its own use.
 
-    `data` and `bias` are in the backend's layout; nothing else may read them.
+    `data` and `bias` are in the backend's layout; only that backend may read them.
     """
 
     data: Tensor
@@ -35,8 +35,8 @@ class LoraTables:
     """Every adapter in the pool, by slot. Rank 0 in `parts` = the adapter lacks that projection.
 
     pool: uint8 [L, P, page_bytes]; adapter_pages: int32 [slots, max_pages], logical page -> page id;
-    parts: int32 [slots, L, 7, 2] = (first tile, padded rank); scales: float32 [slots, L, 7]. `rank_bound`: no padded
-    rank is larger; None where nobody has looked.
+    parts: int32 [slots, L, 7, 2] = (first tile, padded rank); scales: float32 [slots, L, 7]. `rank_bound`: upper
+    bound of the padded ranks; None if unknown.
     """
 
     pool: Tensor
@@ -57,7 +57,7 @@ class LoraBatch:
 
 @dataclass(frozen=True)
 class KvCache:
-    """The pool seen as KV: a page of one layer is [2 (k, v), kv_heads, tokens_per_page, head_dim]."""
+    """The pool as KV: a page of one layer is [2 (k, v), kv_heads, tokens_per_page, head_dim]."""
 
     pool: Tensor
     num_kv_heads: int
@@ -66,10 +66,10 @@ class KvCache:
 
 @dataclass(frozen=True)
 class AttentionBatch:
-    """One step's tokens by sequence; the query tokens of a sequence are its newest ones.
+    """One step's tokens by sequence; the query tokens of a sequence are its last ones.
 
     block_tables: int32 [B, max_blocks]; query_starts: int32 [B + 1], the step's tokens of each sequence;
-    context_lens: int32 [B], tokens in KV once this step's are written.
+    context_lens: int32 [B], tokens in KV after this step's are written.
     """
 
     block_tables: Tensor
@@ -79,9 +79,9 @@ class AttentionBatch:
 
 @dataclass(frozen=True)
 class Limits:
-    """How each row of logits is drawn from: float64 [B] each; of the `restricted` rows, int64 [R], top_k and top_p too.
+    """Sampling parameters per row of logits, float64 [B] each; `restricted`: int64 [R], the rows with top_k and top_p.
 
-    top_k: int64 [R], top_p: float64 [R]; uniform numbers are in [0, 1).
+    top_k: int64 [R], top_p: float64 [R]; uniform: the row's random number in [0, 1).
     """
 
     temperature: Tensor
@@ -93,16 +93,16 @@ class Limits:
 
 
 class Kernels(Protocol):
-    """The operators of one backend. Outputs are the caller's buffers; nothing is kept between steps."""
+    """The operators of one backend. Outputs are the caller's buffers; no state is kept between steps."""
 
     def begin_step(self) -> None:
-        """Forget whatever was made of the last step's metadata: the same tensors may hold another's now."""
+        """Drop everything derived from the last step's metadata, since its tensors may be reused with new contents."""
 
     def pack_linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None] = ()) -> PackedLinear:
-        """Pack up to three [N_i, K] weights (and optional [N_i] biases) of one dtype for `linear`."""
+        """Pack one to three [N_i, K] weights (and optional [N_i] biases) of one dtype for `linear`."""
 
     def linear(self, x: Tensor, weight: PackedLinear, out: Tensor) -> None:
-        """out[T, sum N_i] = x[T, K] W^T + b. `out` is of x's dtype, or float32 to keep the accumulators."""
+        """out[T, sum N_i] = x[T, K] W^T + b. `out` has x's dtype, or float32 for the unrounded accumulators."""
 
     def lora_linear(
         self, x: Tensor, weight: PackedLinear, lora: LoraBatch, layer: int, projection: int, out: Tensor
@@ -112,13 +112,13 @@ class Kernels(Protocol):
     def lora_apply(
         self, y: Tensor, x: Tensor, out_features: Sequence[int], lora: LoraBatch, layer: int, projection: int
     ) -> None:
-        """y += s (x A^T) B in place; rows without an adapter are not touched. `y` is of x's dtype or float32."""
+        """y += s (x A^T) B in place; rows without an adapter are not touched. `y` has x's dtype or float32."""
 
     def embed(self, ids: Tensor, weight: PackedLinear, out: Tensor) -> None:
         """out[i] = row ids[i] of a packed [V, K] weight of one projection; ids are int64."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, residual: Tensor | None = None) -> None:
-        """residual += x where given, then out = v / sqrt(mean(v^2) + eps) * weight with v = residual, else x."""
+        """residual += x if given, then out = v / sqrt(mean(v^2) + eps) * weight with v = residual, else x."""
 
     def rope_write_kv(
         self,
@@ -148,9 +148,9 @@ class Kernels(Protocol):
         out: Tensor,
         window: int = 0,
     ) -> None:
-        """Causal attention of the step's tokens over the pages; `q` is [T, >= heads * D], its first columns are read.
+        """Causal attention of the step's tokens over the pages; `q` is [T, >= heads * D], the first columns are read.
 
-        window: a token sees its last `window` positions, itself included; 0 = all.
+        window: a token attends to the last `window` positions including its own; 0 = all.
         """
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
@@ -160,8 +160,8 @@ class Kernels(Protocol):
         """(int64 [B] lowest index of the largest, float32 [B] log-sum-exp) of float32 logits [B, V]."""
 
     def draw(self, logits: Tensor, limits: Limits) -> Tensor:
-        """int64 [B] tokens drawn from softmax(logits / temperature), float32 [B, V], without the least likely ones.
+        """int64 [B] tokens drawn from softmax(logits / temperature), float32 [B, V], restricted as follows.
 
-        Of restricted rows the top_k likeliest stay, and of these the fewest whose share reaches top_p; of all rows
-        those with at least min_p of the likeliest's share.
+        Restricted rows keep the top_k most likely tokens, and of these the fewest whose share reaches top_p; all rows
+        keep only tokens with at least min_p times the share of the most likely one.
         """

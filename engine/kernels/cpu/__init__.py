@@ -1,4 +1,4 @@
-"""The CPU backend: C++ operators compiled at first use, called through torch."""
+"""The CPU backend: C++ operators, compiled at first use and called through torch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from engine.kernels.types import TILE_COLUMNS, AttentionBatch, KvCache, Limits, 
 
 
 class CpuKernels:
-    """`Kernels` by C++ operators. Raises KernelBuildError when they cannot be compiled here.
+    """`Kernels` as C++ operators. Raises KernelBuildError if they cannot be compiled here.
 
     A token's result never depends on the other tokens of a call: every output is one reduction in a fixed order.
     """
@@ -41,7 +41,7 @@ class CpuKernels:
         return PackedLinear(data, bias, in_features, tuple(len(w) for w in weights), dtype)
 
     def begin_step(self) -> None:
-        """See `Kernels.begin_step`: nothing is kept."""
+        """See `Kernels.begin_step`: there is no cached state."""
 
     def linear(self, x: Tensor, weight: PackedLinear, out: Tensor) -> None:
         """See `Kernels.linear`."""
@@ -116,11 +116,11 @@ class CpuKernels:
         return draw(logits, limits)
 
     def probes(self) -> Any:
-        """The namespace with `read_probe` and `multiply_probe`, by which the benchmark measures the machine."""
+        """The namespace with `read_probe` and `multiply_probe`, with which the benchmark measures the machine."""
         return self._ops
 
     def poison_scratch(self, num_values: int) -> None:
-        """Fill this thread's scratch with NaN, so that a value read before it is written shows. For tests."""
+        """Fill this thread's scratch with NaN, so that tests detect a value that is read before it is written."""
         self._ops.poison_scratch(num_values)
 
 
@@ -144,7 +144,7 @@ def _attention_arguments(
 
 
 def _packed_bias(biases: Sequence[Tensor | None], blocks: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Biases as float32 in the accumulators' order, each projection padded to whole blocks."""
+    """Biases as float32 in the order of the accumulators, each projection padded to whole blocks."""
     order = _column_order(dtype)
     padded = torch.zeros(sum(blocks), TILE_COLUMNS)
     for bias, rows in zip(biases, torch.split(padded, list(blocks)), strict=True):
@@ -154,6 +154,6 @@ def _packed_bias(biases: Sequence[Tensor | None], blocks: Sequence[int], dtype: 
 
 
 def _column_order(dtype: torch.dtype) -> Tensor:
-    """Which column stands at each accumulator: bf16 keeps the even and the odd ones of every 32 apart."""
+    """The column of each accumulator: bf16 separates the even and the odd columns of every 32."""
     columns = torch.arange(TILE_COLUMNS)
     return columns.view(2, 16, 2).transpose(1, 2).flatten() if dtype == torch.bfloat16 else columns

@@ -1,9 +1,9 @@
-// Attention over KV pages in place, for decode and chunked prefill alike.
+// Attention over KV pages in place, for decode and chunked prefill.
 //
 //   out[t, h] = softmax_j(scale * q[t, h] . k[j, g]) v[j, g]   over j <= position(t), j > position(t) - window, g = h / group
 //
-// Keys are taken in blocks of 16 counted from position 0, each block one update of a running (max, sum, out) per row: a
-// token's result depends on neither its batch nor how its prompt was cut into chunks.
+// Keys are processed in blocks of 16 counted from position 0, each one an update of a running (max, sum, out) per row, so a
+// token's result depends neither on its batch nor on how its prompt was chunked.
 #pragma once
 
 #include <vector>
@@ -14,7 +14,7 @@ namespace loraq {
 
 constexpr int kKeys = 16;       // keys of a block
 constexpr int kQueryRows = 48;  // (token, head) rows that share one pass over a sequence's keys
-constexpr float kLowestMax = -1e30f;  // the running maximum of a row that has seen nothing: finite, so that no NaN appears
+constexpr float kLowestMax = -1e30f;  // the initial running maximum of a row: finite, so that no NaN appears
 
 // A page of one layer: [2 (k, v), kv_heads, tokens_per_page, head_dim].
 struct KvPages {
@@ -42,12 +42,12 @@ struct AttentionShape {
   }
 };
 
-// Scratch of one thread; grows to the largest shape seen.
+// Scratch of one thread; grows to the largest shape so far.
 struct AttentionScratch {
   std::vector<float> max, sum, out, weights;
-  std::vector<uint32_t> key_words;  // one vector more than needed, so that `keys` can begin on a vector's boundary
+  std::vector<uint32_t> key_words;  // one vector more than needed, so that `keys` can be aligned
   std::vector<const void*> queries;  // where each row's head starts: in fp32 and E's order where kWidened
-  std::vector<int64_t> positions;    // of each row's token
+  std::vector<int64_t> positions;    // position of each row's token
 
   void reserve(int64_t rows, int64_t words, int64_t padded_dim) {
     auto grow = [](auto& v, int64_t n) {
@@ -62,7 +62,7 @@ struct AttentionScratch {
     grow(positions, rows);
   }
 
-  // Aligned by hand: a std::vector<u32x16> was seen to begin at a boundary of 32 bytes, and aligned stores then fault.
+  // Aligned by hand: a std::vector<u32x16> may be aligned to 32 bytes only, where aligned stores fault.
   u32x16* keys() {
     auto address = reinterpret_cast<uintptr_t>(key_words.data());
     return reinterpret_cast<u32x16*>((address + sizeof(u32x16) - 1) / sizeof(u32x16) * sizeof(u32x16));
@@ -111,7 +111,7 @@ void locate(const KvPages& pages, const int32_t* table, int64_t head, int64_t fi
   }
 }
 
-// Pages lie all over the pool: the next block is asked for while this one is computed.
+// Pages are scattered over the pool, so the next block is prefetched while this one is computed.
 template <class E>
 void prefetch(const KeyBlock<E>& block, int64_t head_dim) {
   int64_t bytes = head_dim * static_cast<int64_t>(sizeof(typename E::Value));
@@ -122,7 +122,7 @@ void prefetch(const KeyBlock<E>& block, int64_t head_dim) {
     }
 }
 
-// keys[w] = word w of the sixteen keys, one key a lane; keys past `count` are zero.
+// keys[w] = word w of the sixteen keys, one key per lane; keys past `count` are zero.
 template <class E>
 void transpose_keys(const typename E::Value* const rows[kKeys], int64_t count, int64_t head_dim, u32x16* keys) {
   constexpr int64_t step = kLanes * E::kPerWord;
@@ -138,7 +138,7 @@ void transpose_keys(const typename E::Value* const rows[kKeys], int64_t count, i
   }
 }
 
-// scores[row] = q[row] . key for sixteen keys. Even and odd words go to two chains, to hide the latency of one.
+// scores[row] = q[row] . key for sixteen keys. Even and odd words use separate chains, to hide the latency.
 #if defined(__AVX512F__)
 template <class E, int ROWS, bool WHOLE>
 LORAQ_INLINE void score_rows(const void* const* rows, int64_t head_dim, const u32x16* keys, f32x16 scores[ROWS]) {
@@ -204,8 +204,8 @@ LORAQ_INLINE i32x16 visible(int64_t first_key, int64_t position, int64_t window)
   return (lane <= last) & (lane >= first);
 }
 
-// Online softmax over one block: turns masked scores (-inf where nothing is to be seen) into weights, and gives the factors
-// for what was summed so far. A row that has seen nothing yet keeps a sum of 0 whatever its factor.
+// Online softmax over one block: turns masked scores (-inf where masked out) into weights, and returns the factors that
+// rescale the running sums. A row without any visible key so far keeps a sum of 0.
 template <int ROWS>
 LORAQ_INLINE void update_softmax(const f32x16 scores[ROWS], float* running_max, float* sums, float* weights, float factors[kLanes]) {
   for (int i = 0; i < ROWS; ++i) {
@@ -242,7 +242,7 @@ LORAQ_INLINE void add_values(const typename E::Value* const rows[kKeys], int64_t
     for (int v = 0; v < VECTORS; ++v) store_f32(out + i * out_stride + v * kLanes, acc[i][v]);
 }
 
-// One block of keys for ROWS rows. WHOLE: the head size is a multiple of 64, so nothing needs a bound.
+// One block of keys for ROWS rows. WHOLE: the head size is a multiple of 64, so no bounds checks are needed.
 template <class E, int ROWS, bool WHOLE>
 void attend_rows(const QueryBlock<E>& queries, int64_t first_row, const KeyBlock<E>& block, const AttentionShape& shape,
                  AttentionScratch& scratch, int64_t padded_dim) {
@@ -297,7 +297,7 @@ struct AttentionUnit {
   int64_t sequence, kv_head, first_token, last_token;
 };
 
-// One paged attention call: what its units share.
+// The arguments that the units of one paged attention call share.
 template <class E>
 struct PagedAttention {
   using Value = typename E::Value;
@@ -318,7 +318,7 @@ struct PagedAttention {
 
   int64_t num_keys(const AttentionUnit& unit) const { return shape.position(unit.sequence, unit.last_token - 1) + 1; }
 
-  // Blocks are counted from position 0 even where a window starts later.
+  // Blocks are counted from position 0 even if a window starts later.
   int64_t first_key(const AttentionUnit& unit) const {
     if (shape.window == 0) return 0;
     return std::max<int64_t>(shape.position(unit.sequence, unit.first_token) - shape.window + 1, 0) / kKeys * kKeys;
@@ -328,7 +328,7 @@ struct PagedAttention {
     locate<E>(pages, shape.block_tables + unit.sequence * shape.max_blocks, unit.kv_head, key, num_keys(unit), block);
   }
 
-  // `current` holds the unit's first block on entry and the first block of `next` (if any) on return.
+  // `current` is the unit's first block on entry and the first block of `next` (if any) on return.
   void run(const AttentionUnit& unit, const AttentionUnit* next, KeyBlock<E>& current) const;
 };
 
@@ -381,7 +381,7 @@ inline void list_units(const AttentionShape& shape, int64_t num_kv_heads, std::v
 template <class E>
 void paged_attention(const PagedAttention<E>& attention) {
   static thread_local std::vector<AttentionUnit> thread_units;
-  std::vector<AttentionUnit>& units = thread_units;  // workers see the caller's list, not their own
+  std::vector<AttentionUnit>& units = thread_units;  // workers use the caller's list, not their thread's
   list_units(attention.shape, attention.pages.num_kv_heads, units);
   int64_t num_units = static_cast<int64_t>(units.size());
   parallel_chunks(num_units, std::clamp<int64_t>(num_units / 16, 1, 8), [&](int64_t begin, int64_t end) {

@@ -1,4 +1,4 @@
-// torch.ops.<LORAQ_NAMESPACE>: checks shapes and dtypes, then hands plain pointers to the kernels.
+// torch.ops.<LORAQ_NAMESPACE>: checks shapes and dtypes, then passes plain pointers to the kernels.
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
@@ -16,7 +16,7 @@ using OptionalTensor = std::optional<Tensor>;
 template <class Body>
 void dispatch(at::ScalarType dtype, const Body& body) {
   if (dtype == at::kBFloat16) return body(Bf16{});
-  TORCH_CHECK(dtype == at::kFloat, "kernels take bfloat16 or float32, not ", dtype);
+  TORCH_CHECK(dtype == at::kFloat, "the kernels support bfloat16 and float32, not ", dtype);
   body(F32{});
 }
 
@@ -248,7 +248,7 @@ double multiply_probe_op(const Tensor& like, int64_t repeats) {
   return per_call;
 }
 
-// Tests fill scratch memory with NaN: a value that is read before it is written then shows.
+// For tests: fills scratch memory with NaN, to detect a value that is read before it is written.
 void poison_scratch_op(int64_t num_values) {
   std::vector<float>& h = thread_plan().h;
   h.assign(std::max<size_t>(h.size(), static_cast<size_t>(num_values)), std::numeric_limits<float>::quiet_NaN());

@@ -1,7 +1,7 @@
 """Compile the C++ operators once per machine and load them.
 
-The library's name holds a hash of sources, flags, compiler, torch version and CPU features, so a stale one is never
-loaded; it appears whole (temporary name, then rename), and two processes that start together build it once.
+The library's name contains a hash of sources, flags, compiler, torch version and CPU features, so a stale one is never
+loaded. It is written atomically (temporary name, then rename), and processes that start together build it only once.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 SOURCES = Path(__file__).parent
-# No contraction: whether a * b + c is one rounding must not depend on the function it was inlined into.
+# No contraction: whether a * b + c is rounded once or twice must not depend on the function it is inlined into.
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno")
 COMPILERS = ("g++", "c++", "clang++")
 LINK = ("-ltorch_cpu", "-lc10")
@@ -28,7 +28,7 @@ TIMEOUT_S = 300
 
 
 class KernelBuildError(Exception):
-    """The C++ operators cannot be compiled or loaded here; the message says why and what to install."""
+    """The C++ operators cannot be compiled or loaded here; the message gives the reason and the remedy."""
 
 
 def load_library(flags: Sequence[str] | None = None) -> Any:
@@ -49,20 +49,20 @@ def _load(flags: tuple[str, ...]) -> Any:
     try:
         torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
     except OSError as error:
-        raise KernelBuildError(f"{library} does not load: {error}. Remove it to have it built again.") from error
+        raise KernelBuildError(f"cannot load {library}: {error}. Delete the file to rebuild it.") from error
     return getattr(torch.ops, namespace)
 
 
 def find_compiler() -> str:
-    """$CXX, else the first of COMPILERS on the path."""
+    """$CXX, or the first of COMPILERS on the PATH."""
     for name in filter(None, (os.environ.get("CXX"), *COMPILERS)):
         if path := shutil.which(name):
             return path
-    raise KernelBuildError("no C++ compiler is on the PATH: install g++ 12 or newer, or set CXX to one.")
+    raise KernelBuildError("there is no C++ compiler on the PATH: install g++ 12 or newer, or set CXX.")
 
 
 def cache_dir() -> Path:
-    """$LORAQ_KERNEL_CACHE, else loraq/kernels in the user's cache directory."""
+    """$LORAQ_KERNEL_CACHE, or loraq/kernels in the user's cache directory."""
     if chosen := os.environ.get("LORAQ_KERNEL_CACHE"):
         path = Path(chosen)
     else:
@@ -71,7 +71,7 @@ def cache_dir() -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise KernelBuildError(
-            f"{path} cannot be made: {error}. Set LORAQ_KERNEL_CACHE to a folder of yours."
+            f"cannot create {path}: {error}. Set LORAQ_KERNEL_CACHE to a writable directory."
         ) from error
     return path
 
@@ -92,7 +92,7 @@ def _version(compiler: str) -> str:
 
 
 def _cpu_features() -> str:
-    """The CPU's own list: a home directory shared between machines must not share their builds."""
+    """The CPU's feature list, so that machines that share a home directory do not share builds."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -111,7 +111,7 @@ def _compile(compiler: str, flags: Sequence[str], namespace: str, library: Path)
     try:
         _compile_into(library, compiler, flags, namespace)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise KernelBuildError(f"{library} cannot be built: {error}") from error
+        raise KernelBuildError(f"cannot build {library}: {error}") from error
 
 
 def _compile_into(library: Path, compiler: str, flags: Sequence[str], namespace: str) -> None:
@@ -127,7 +127,7 @@ def _compile_into(library: Path, compiler: str, flags: Sequence[str], namespace:
 
 
 def _torch_flags() -> list[str]:
-    from torch.utils import cpp_extension  # its import costs a second, and a cached build does not need it
+    from torch.utils import cpp_extension  # the import takes a second, and a cached build does not need it
 
     includes = [f for path in cpp_extension.include_paths() for f in ("-isystem", path)]
     libraries = [f"-L{path}" for path in cpp_extension.library_paths()]

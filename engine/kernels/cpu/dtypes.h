@@ -1,7 +1,7 @@
-// The two engine dtypes behind one interface. A "word" is 32 bits: two bf16 or one fp32, so that products over K read alike.
+// The two engine dtypes behind one interface. A "word" is 32 bits, two bf16 or one fp32, so products over K share their code.
 //
 // A group of 64 columns is four vectors. In bf16 they are (even, odd) of columns 0..31, then of 32..63: splitting a word
-// into its halves costs one shift and one mask where natural order would cost a shuffle. In fp32 they are in natural order.
+// into halves costs one shift and one mask, whereas natural order would need a shuffle. In fp32 they are in natural order.
 #pragma once
 
 #include "simd.h"
@@ -12,8 +12,8 @@ constexpr int kColumns = 64;   // columns of a tile and of a weight block
 constexpr int kTileRanks = 8;  // rank rows of a tile
 constexpr int kVectors = kColumns / kLanes;
 
-// With 32 registers and an instruction that multiplies bf16, products read rows and weights as words. With 16 registers and
-// products of fp32 alone they read rows that were widened once a call, and widen weights in registers; tiles are smaller.
+// With 32 registers and a bf16 dot-product instruction, products read rows and weights as words. With 16 registers and only
+// fp32 arithmetic, rows are widened once per call and weights in registers; tiles are smaller.
 #if defined(__AVX512F__)
 constexpr bool kWidened = false;
 #else
@@ -39,7 +39,7 @@ struct Bf16 {
     return v != v ? 0x7fc0 : static_cast<Value>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
   }
 
-  // The even or the odd ones of 32 numbers.
+  // The even (PART 0) or odd (PART 1) ones of 32 numbers.
   template <int PART>
   static LORAQ_INLINE f32x16 part(u32x16 words) {
     return PART == 0 ? (f32x16)(words << 16) : (f32x16)(words & 0xffff0000u);
@@ -62,7 +62,7 @@ struct Bf16 {
     store_bits(p + 32, join(v + 2));
   }
 
-  // Where column c of a group of 64 stands in its four vectors.
+  // The index of column c of a group of 64 in its four vectors.
   static constexpr int position(int c) { return 32 * (c / 32) + 16 * (c % 2) + (c % 32) / 2; }
 };
 
@@ -91,7 +91,7 @@ struct F32 {
   static constexpr int position(int c) { return c; }
 };
 
-// Vectors in E's column order, written to fp32 in natural order.
+// Stores vectors in E's column order as fp32 in natural order.
 template <class E>
 LORAQ_INLINE void store_columns_f32(float* p, const f32x16 v[kVectors]) {
   if constexpr (E::kPerWord == 1) {
@@ -106,7 +106,7 @@ LORAQ_INLINE void store_columns_f32(float* p, const f32x16 v[kVectors]) {
   }
 }
 
-// Writes the first num_columns of a group to Out, whatever the group's order.
+// Stores the first num_columns of a group in E's order as Out.
 template <class E, class Out>
 LORAQ_INLINE void store_group(typename Out::Value* p, const f32x16 v[kVectors], int64_t num_columns) {
   typename Out::Value whole[kColumns];
@@ -124,7 +124,7 @@ LORAQ_INLINE void load_group(const typename E::Value* p, f32x16 v[kVectors], int
   E::load_columns(whole, v);
 }
 
-// Sixteen values as fp32 in natural order, and back; the first count of them.
+// Loads up to sixteen values as fp32 in natural order; store_16 is the inverse.
 template <class E>
 LORAQ_INLINE f32x16 load_16(const typename E::Value* p, int64_t count) {
   if constexpr (E::kPerWord == 1) {
@@ -146,7 +146,7 @@ LORAQ_INLINE void store_16(typename E::Value* p, f32x16 v, int64_t count) {
   if (count < kLanes) std::memcpy(p, whole, static_cast<size_t>(count) * sizeof(whole[0]));
 }
 
-// acc[i][v] += weight(i) * vector v of `columns`, in E's order. With few registers each vector is used up before the next.
+// acc[i][v] += weight(i) * vector v of `columns`, in E's order. With few registers, one vector is processed at a time.
 template <class E, int ROWS, int VECTORS, class Weight>
 LORAQ_INLINE void add_scaled(const typename E::Value* columns, const Weight& weight, f32x16 acc[ROWS][VECTORS]) {
   static_assert(VECTORS % E::kPerWord == 0);
@@ -172,7 +172,7 @@ LORAQ_INLINE void add_scaled(const typename E::Value* columns, const Weight& wei
   }
 }
 
-// A 32-bit word of a row at element k; the row's last odd bf16 is paired with zero.
+// The 32-bit word of a row at element k; an odd last bf16 is paired with zero.
 template <class E>
 LORAQ_INLINE uint32_t load_word(const typename E::Value* row, int64_t k, int64_t num_values) {
   uint32_t word = 0;

@@ -1,4 +1,4 @@
-// What stands between the products: norms, rope with the KV write, the gated activation, embedding rows, logit statistics.
+// The operators between the products: norms, rope with the KV write, gated activation, embedding rows, logit statistics.
 #pragma once
 
 #include "attention.h"
@@ -6,7 +6,7 @@
 
 namespace loraq {
 
-constexpr int64_t kRowsPerThread = 16;  // below this a second thread costs more than it saves
+constexpr int64_t kRowsPerThread = 16;  // with fewer rows, a second thread costs more than it saves
 
 template <class E>
 LORAQ_INLINE float inverse_rms(const typename E::Value* x, int64_t size, float eps) {
@@ -76,7 +76,7 @@ LORAQ_INLINE void prepare_head(typename E::Value* head, const typename E::Value*
   if (rope.cos_sin != nullptr) rotate_head<E>(head, rope.cos_sin + position * rope.rotary_dim, rope.rotary_dim);
 }
 
-// One token: q is normalised and rotated in place, k too and then written to its page with v.
+// One token: q and k are normalised and rotated in place, then k and v are written to their page.
 template <class E>
 void write_token(typename E::Value* row, const int32_t* table, int64_t position, const KvPages& pages, int64_t num_heads,
                  const HeadNorms<E>& norms, const Rope& rope) {
@@ -106,7 +106,7 @@ void rope_write_kv(typename E::Value* qkv, int64_t stride, const KvPages& pages,
   });
 }
 
-// out = silu(gate) * up, gate and up side by side in a row.
+// out = silu(gate) * up; a row is gate, then up.
 template <class E>
 void silu_mul(const typename E::Value* gate_up, int64_t num_rows, int64_t size, typename E::Value* out) {
   parallel_ranges(num_rows, kRowsPerThread / 2, [&](int64_t begin, int64_t end) {
@@ -121,7 +121,7 @@ void silu_mul(const typename E::Value* gate_up, int64_t num_rows, int64_t size, 
   });
 }
 
-// Row ids[i] of a packed [V, K] weight: the embedding reads the output layer's packed copy, so tied weights exist once.
+// Row ids[i] of a packed [V, K] weight: the embedding shares the output layer's packed copy if the weights are tied.
 template <class E>
 void packed_rows(const int64_t* ids, int64_t num_ids, const LinearShape& shape, const uint32_t* packed,
                  typename E::Value* out) {

@@ -1,19 +1,19 @@
 // y = x W^T + b (+ LoRA) for a fused group of projections, W packed once.
 //
 // Packed W: blocks of 64 output columns in the dtype's column order, each a run of K words x 64 columns, or with few registers
-// four runs of K words x 16; a block never spans two projections. An output is one chain over k = 0, 1, 2, ... whatever the number of rows, so a row's result does not
-// depend on the other rows of the call.
+// four runs of K words x 16; a block never spans two projections. An output is one chain over k = 0, 1, 2, ... for any number
+// of rows, so a row's result does not depend on the other rows of the call.
 #pragma once
 
 #include "lora.h"
 
 namespace loraq {
 
-// Of 32 registers 6 x 4 hold sums and 4 weights; of 16 half as long 5 x 2 hold sums. With 6 x 2 GCC 12 spills four of them, which
-// took a third of the speed.
+// Of 32 registers, 6 x 4 hold sums and 4 hold weights. Of 16 registers of half the length, 5 x 2 hold sums: with 6 x 2, GCC 12
+// spills four of them, which costs a third of the speed.
 constexpr int kMaxRows = kWidened ? 5 : 6;
 constexpr int64_t kWordsPerStep = 8;  // words of K between two rounds of prefetching
-constexpr int64_t kMostRowBlocksToPrefetch = 32;  // beyond, a block's products take far longer than its weights' arrival
+constexpr int64_t kMaxRowBlocksToPrefetch = 32;  // with more, a block's products take far longer than loading its weights
 
 struct LinearShape {
   int64_t num_rows, in_features, words;  // words = ceil(K / values per word)
@@ -27,7 +27,7 @@ struct LinearShape {
     int64_t first_column, num_columns;  // of y
   };
 
-  // Where word `word` of a column lies in its block; `position` is the column's place in the dtype's order.
+  // The index of word `word` of a column in its block; `position` is the column's index in the dtype's order.
   int64_t packed_word(int64_t word, int64_t position) const {
     if constexpr (!kWidened) return word * kColumns + position;
     return (position / kLanes * words + word) * kLanes + position % kLanes;
@@ -47,7 +47,7 @@ struct LinearShape {
   }
 };
 
-// Memory that the next units of work need, asked for a few cache lines at a time while this one computes.
+// Prefetches the memory of the next units of work, a few cache lines at a time, while this one computes.
 class Prefetch {
  public:
   void add(const void* chunk) {
@@ -73,7 +73,7 @@ class Prefetch {
 };
 
 #if defined(__AVX512F__)
-// acc += x words times one word's weights for all 64 columns. `x` points at the word in the first row.
+// acc += one word of x times its weights for all 64 columns. `x` points to the word in the first row.
 template <class E, int ROWS>
 LORAQ_INLINE void multiply_word(const uint32_t* w, const typename E::Value* x, int64_t x_stride, f32x16 acc[ROWS][kVectors]) {
   u32x16 weights[kVectors];
@@ -108,7 +108,7 @@ void multiply_rows(const InputRows<E>& rows, const LinearShape& shape, const uin
     for (int v = 0; v < kVectors; ++v) store_f32(out + i * kColumns + v * kLanes, acc[i][v]);
 }
 #else
-// acc += one word of VECTORS runs of weights times that word of ROWS widened rows.
+// acc += one word of VECTORS runs of weights times the same word of ROWS widened rows.
 template <class E, int ROWS, int VECTORS>
 LORAQ_INLINE void multiply_word(const uint32_t* w, int64_t run, const float* x, int64_t x_stride, f32x16 acc[ROWS][VECTORS]) {
   auto accumulate = [&](f32x16 weights, int v, int part) __attribute__((always_inline)) {
@@ -136,7 +136,7 @@ LORAQ_INLINE void multiply_vectors(const float* x, int64_t x_stride, int64_t num
     for (int v = 0; v < VECTORS; ++v) store_f32(out + i * kColumns + v * kLanes, acc[i][v]);
 }
 
-// Few rows take more vectors at a time: eight chains of additions hide the latency of one.
+// With few rows, more vectors are processed at a time: eight chains of additions hide the latency.
 template <class E, int ROWS>
 void multiply_rows(const InputRows<E>& rows, const LinearShape& shape, const uint32_t* w, float* out, Prefetch& prefetch) {
   constexpr int vectors = ROWS >= 4 ? 1 : ROWS >= 2 ? 2 : 4;
@@ -176,12 +176,12 @@ inline LinearUnit linear_unit(const LinearShape& shape, int64_t unit, int64_t nu
   return {index, row_block, first, last, shape.block(index)};
 }
 
-// This row block's share of the weight block after this one, and the adapter tiles of the next unit.
+// Collects this row block's share of the next weight block, and the adapter tiles of the next unit.
 template <class E>
 void collect_prefetch(const LinearShape& shape, const uint32_t* next_weights, const LinearUnit& unit, const LinearUnit& next,
                       int64_t num_row_blocks, const LoraPlan* lora, Prefetch& prefetch) {
   int64_t block_bytes = shape.words * kColumns * 4, share = (block_bytes + num_row_blocks - 1) / num_row_blocks;
-  if (num_row_blocks <= kMostRowBlocksToPrefetch)
+  if (num_row_blocks <= kMaxRowBlocksToPrefetch)
     prefetch.add_range(reinterpret_cast<const char*>(next_weights) + unit.row_block * share, share);
   if (lora != nullptr) {
     int64_t new_from = next.index == unit.index ? next.first : 0;
@@ -243,7 +243,7 @@ void add_lora_block(const LoraPlan& plan, const LinearShape::Block& block, int64
   for_each_run(plan, block.projection, first, last, add_rows);
 }
 
-// y += LoRA(x), rounded once to y's dtype: for outputs whose base product was made elsewhere.
+// y += LoRA(x), rounded once to y's dtype: for outputs whose base product is computed elsewhere.
 template <class E, class Out>
 void add_lora(const typename E::Value* x, int64_t x_stride, const LinearShape& shape, LoraPlan& lora, typename Out::Value* y,
               int64_t y_stride) {

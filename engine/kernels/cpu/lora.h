@@ -1,8 +1,8 @@
 // LoRA over pages: h = s (A x), y += B h, for every segment of a step and every projection of a fused group.
 //
-// Both halves are written once and used for decode and prefill alike, so a token's result does not depend on its company:
+// Decode and prefill share the code of both halves, so a token's result does not depend on its batch:
 //   shrink  h[t, r]: sixteen lanes of partial sums over K in column order, then one fixed tree, then the scale;
-//   expand  y[t, n]: one chain of fused multiply-adds over r = 0, 1, 2, ... on top of what y holds.
+//   expand  y[t, n]: one chain of fused multiply-adds over r = 0, 1, 2, ... that starts from y.
 #pragma once
 
 #include <vector>
@@ -15,7 +15,7 @@ constexpr int kMaxGroup = 3;           // projections of a fused group: q, k, v
 constexpr int kNumProjections = 7;     // q, k, v, o, gate, up, down
 constexpr int kShrinkTokens = 3;       // 3 tokens x 8 ranks of accumulators stay in registers
 constexpr int kShrinkTokenChunk = 48;  // tokens that share one pass over a rank group's A tiles
-constexpr int kTilesAhead = 16;  // asked for into L2: of L1 misses only two dozen can be under way, which halves the rate
+constexpr int kTilesAhead = 16;  // prefetched into L2: only two dozen L1 misses can be in flight, which would halve the rate
 
 // The slot tables and the step's segments, as plain pointers.
 struct LoraTables {
@@ -31,7 +31,7 @@ struct LoraTables {
   int64_t num_segments;
 };
 
-// Finds a tile of one adapter: logical page by multiplication, since a division per tile would show.
+// Finds a tile of one adapter; computes its logical page by multiplication, since a division per tile is too slow.
 struct TileMap {
   const uint8_t* pool;
   const int32_t* pages;
@@ -50,7 +50,7 @@ struct TileMap {
 struct ProjectionPart {
   int64_t a_tile, b_tile;  // first tile of A and of B transposed
   int64_t num_groups;      // rank groups of 8; 0 = absent
-  int64_t h_column;        // where this projection's ranks start in a row of h
+  int64_t h_column;        // first column of this projection's ranks in a row of h
   float scale;
 };
 
@@ -62,7 +62,7 @@ struct SegmentPlan {
   ProjectionPart parts[kMaxGroup];
 };
 
-// What one call does: its segments that carry an adapter, in token order, and room for h.
+// The plan of one call: its segments with an adapter, in token order, and memory for h.
 struct LoraPlan {
   std::vector<SegmentPlan> segments;
   std::vector<float> h;
@@ -75,7 +75,7 @@ struct LoraPlan {
   std::vector<Unit> units;
 };
 
-// Buffers grow to the largest step seen and are then reused: nothing is allocated on a warm step.
+// Buffers grow to the largest step so far and are reused: a warm step allocates nothing.
 inline LoraPlan& thread_plan() {
   static thread_local LoraPlan plan;
   return plan;
@@ -137,8 +137,8 @@ LORAQ_INLINE void prefetch_tile(const uint8_t* tile, int64_t tile_bytes) {
   for (int64_t line = 0; line < tile_bytes; line += 64) __builtin_prefetch(tile + line, 0, 1);
 }
 
-// Walks over the A tiles of consecutive units a fixed number of tiles ahead of their use. Tiles lie in pages all over the
-// pool, where the hardware's prefetcher cannot follow.
+// Prefetches the A tiles of consecutive units a fixed number of tiles ahead of their use. Tiles are in pages scattered over
+// the pool, which the hardware prefetcher cannot predict.
 class TileLookahead {
  public:
   TileLookahead(const LoraPlan& plan, int64_t first_unit, int64_t last_unit)
@@ -174,7 +174,7 @@ LORAQ_INLINE void multiply_ranks(const typename E::Value* tile, const u32x16 xs[
   }
 }
 
-// The lanes' sums of TOKENS tokens for the eight ranks of one group.
+// The partial sums per lane of TOKENS tokens for the eight ranks of one group.
 template <class E, int TOKENS>
 LORAQ_INLINE void shrink_lanes(const LoraPlan& plan, const SegmentPlan& segment, const ProjectionPart& part, int64_t group,
                                const InputRows<E>& rows, f32x16 acc[TOKENS][kTileRanks], TileLookahead* lookahead) {
@@ -201,7 +201,7 @@ LORAQ_INLINE void shrink_lanes(const LoraPlan& plan, const SegmentPlan& segment,
   }
 }
 #else
-// acc[t][r] += x[t] . A[r] over one vector of words, RANKS rows of a tile from `tile` on; x is widened.
+// acc[t][r] += x[t] . A[r] over one vector of words, for RANKS rows of a tile starting at `tile`; x is widened.
 template <class E, int TOKENS, int RANKS>
 LORAQ_INLINE void multiply_ranks(const typename E::Value* tile, const float* x, int64_t x_stride, f32x16 acc[TOKENS][RANKS]) {
   auto accumulate = [&](f32x16 a, int r, int part) __attribute__((always_inline)) {
@@ -216,7 +216,7 @@ LORAQ_INLINE void multiply_ranks(const typename E::Value* tile, const float* x, 
   }
 }
 
-// The lanes' sums of TOKENS tokens for the eight ranks of one group, as many ranks at a time as stay in registers.
+// The partial sums per lane of TOKENS tokens for the eight ranks of one group, as many ranks at a time as stay in registers.
 template <class E, int TOKENS>
 LORAQ_INLINE void shrink_lanes(const LoraPlan& plan, const SegmentPlan& segment, const ProjectionPart& part, int64_t group,
                                const InputRows<E>& rows, f32x16 sums[TOKENS][kTileRanks], TileLookahead* lookahead) {
@@ -236,7 +236,7 @@ LORAQ_INLINE void shrink_lanes(const LoraPlan& plan, const SegmentPlan& segment,
     for (int t = 0; t < TOKENS; ++t)
 #pragma GCC unroll 4
       for (int r = 0; r < ranks; ++r) sums[t][first + r] = acc[t][r];
-    lookahead = nullptr;  // the group's other ranks lie in the same tiles
+    lookahead = nullptr;  // the group's other ranks are in the same tiles
   }
 }
 #endif
@@ -267,7 +267,7 @@ void shrink_unit(LoraPlan& plan, const LoraPlan::Unit& unit, const InputRows<E>&
     if (left >= 3) shrink_tokens<E, 3>(plan, segment, part, unit.group, rows, out, lookahead);
     else if (left == 2) shrink_tokens<E, 2>(plan, segment, part, unit.group, rows, out, lookahead);
     else shrink_tokens<E, 1>(plan, segment, part, unit.group, rows, out, lookahead);
-    lookahead = nullptr;  // the following tokens of the unit find its tiles in cache
+    lookahead = nullptr;  // the unit's remaining tokens find its tiles in cache
     t += std::min<int64_t>(left, kShrinkTokens);
   }
 }
@@ -336,8 +336,8 @@ LORAQ_INLINE void for_each_run(const LoraPlan& plan, int projection, int64_t fir
   }
 }
 
-// Calls body(address) for each B tile that expand_block reads for the same arguments, but for the tiles of a segment that
-// starts before `new_from`: rows above have brought them into cache.
+// Calls body(address) for each B tile that expand_block reads for the same arguments, except the tiles of a segment that
+// starts before `new_from`: earlier rows have already loaded them into cache.
 template <class E, class Body>
 void for_each_tile(const LoraPlan& plan, int projection, int64_t n_tile, int64_t n_tiles, int64_t first_row, int64_t last_row,
                    int64_t new_from, const Body& body) {
@@ -347,7 +347,7 @@ void for_each_tile(const LoraPlan& plan, int projection, int64_t n_tile, int64_t
   });
 }
 
-// Adds the adapters' share to a block of accumulators: rows [first_row, last_row) of the step, columns 64 * n_tile.. of a
+// Adds the adapters' output to a block of accumulators: rows [first_row, last_row) of the step, columns 64 * n_tile.. of a
 // projection. Rows without an adapter are not touched.
 template <class E>
 void expand_block(const LoraPlan& plan, int projection, int64_t n_tile, int64_t n_tiles, int64_t first_row, int64_t last_row,

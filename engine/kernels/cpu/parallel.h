@@ -1,4 +1,4 @@
-// Work split over torch's own thread pool.
+// Splits work over torch's thread pool.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -19,8 +19,8 @@ void parallel_ranges(int64_t num_units, int64_t min_units_per_thread, const Body
   });
 }
 
-// The same for units of unequal cost: threads take the next `chunk` units as they come free. Which thread computes a unit
-// never changes its result.
+// The same for units of unequal cost: an idle thread takes the next `chunk` units. A unit's result does not depend on the
+// thread that computes it.
 template <class Body>
 void parallel_chunks(int64_t num_units, int64_t chunk, const Body& body) {
   int64_t num_threads = std::min<int64_t>(at::get_num_threads(), (num_units + chunk - 1) / chunk);

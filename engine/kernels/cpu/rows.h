@@ -1,4 +1,4 @@
-// What products over K read of their rows.
+// The input rows of products over K.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace loraq {
 
-// Rows of x. `widened` is null where kWidened is false; else the same rows in fp32, each run of 64 columns in E's order, zero
-// past K up to `widened_stride`, a multiple of 64.
+// Rows of x. `widened` is null if kWidened is false; else it holds the same rows in fp32, each run of 64 columns in E's order,
+// zero past K up to `widened_stride`, a multiple of 64.
 template <class E>
 struct InputRows {
   const typename E::Value* x;
@@ -22,7 +22,7 @@ struct InputRows {
   }
 };
 
-// At least `num_values` floats on a vector's boundary; grows to the largest call seen.
+// At least `num_values` floats, aligned to a vector; grows to the largest call so far.
 inline float* thread_widened(int64_t num_values) {
   static thread_local std::vector<float> memory;
   if (static_cast<int64_t>(memory.size()) < num_values + kLanes) memory.resize(num_values + kLanes);

@@ -1,4 +1,4 @@
-// Sixteen-lane arithmetic for every kernel. The lane count is the same on every machine, so the reduction order is too.
+// Sixteen-lane arithmetic for every kernel. The lane count, and so the reduction order, is the same on every machine.
 #pragma once
 
 #include <cmath>
@@ -14,7 +14,7 @@ namespace loraq {
 
 constexpr int kLanes = 16;
 
-// The first num_bytes of a vector, the rest zero: never reads past the end of a row.
+// Loads the first num_bytes of a vector and zeroes the rest: never reads past the end of a row.
 LORAQ_INLINE u32x16 load_bits_partial(const void* p, int64_t num_bytes) {
   char whole[64] = {};
   std::memcpy(whole, p, static_cast<size_t>(num_bytes));
@@ -31,7 +31,7 @@ LORAQ_INLINE f32x16 dot2_bf16(f32x16 acc, u32x16 a, u32x16 b) {
 #endif
 }
 
-// Round to nearest even; the bf16 ends up in the upper half of each lane. NaN stays NaN.
+// Rounds to nearest even; the bf16 is in the upper half of each lane. NaN stays NaN.
 LORAQ_INLINE u32x16 round_bf16(f32x16 v) {
   u32x16 bits = (u32x16)v;
   u32x16 rounded = bits + 0x7fffu + ((bits >> 16) & 1u);

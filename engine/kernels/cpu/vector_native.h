@@ -1,4 +1,4 @@
-// Sixteen lanes as one 64-byte vector of GCC and Clang: one zmm with AVX-512, what the compiler makes of it elsewhere.
+// Sixteen lanes as one 64-byte vector type of GCC and Clang: one zmm register with AVX-512, compiler-generated code elsewhere.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ LORAQ_INLINE f32x16 load_f32(const float* p) {
 LORAQ_INLINE void store_bits(void* p, u32x16 v) { std::memcpy(p, &v, sizeof v); }
 LORAQ_INLINE void store_f32(float* p, f32x16 v) { std::memcpy(p, &v, sizeof v); }
 
-// Sixteen 16-bit numbers, each to the lower half of a lane; and back, where the upper halves are zero.
+// Loads sixteen 16-bit numbers into the lower halves of the lanes; store_u16 is the inverse if the upper halves are zero.
 LORAQ_INLINE u32x16 load_u16(const void* p) {
   typedef uint16_t u16x16 __attribute__((vector_size(32)));
   u16x16 half;
@@ -49,7 +49,7 @@ LORAQ_INLINE void store_u16(void* p, u32x16 v) {
   std::memcpy(p, &half, sizeof half);
 }
 
-// One rounding, never contracted differently in two places: bit-equality between paths rests on it.
+// A single rounding, explicit so that the compiler contracts every use alike: bit equality between paths depends on it.
 LORAQ_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -62,7 +62,7 @@ LORAQ_INLINE f32x16 select(i32x16 mask, f32x16 yes, f32x16 no) { return mask ? y
 
 LORAQ_INLINE f32x16 maximum(f32x16 a, f32x16 b) { return a > b ? a : b; }
 
-// (a0, b0, a1, b1, ...) in two vectors.
+// Returns (a0, b0, a1, b1, ...) in two vectors.
 LORAQ_INLINE void interleave(f32x16 a, f32x16 b, f32x16 out[2]) {
   out[0] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
   out[1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
@@ -82,7 +82,7 @@ LORAQ_INLINE float max_lanes(f32x16 v) {
   return t[0] > t[1] ? t[0] : t[1];
 }
 
-// Eight vectors to their eight sums; each sum's tree is the same whatever the other seven hold.
+// The sums of eight vectors; the reduction tree of each is independent of the others.
 LORAQ_INLINE void sum_lanes_of_8(const f32x16 v[8], float out[8]) {
   f32x16 half[4], quarter[2];
   for (int i = 0; i < 4; ++i) {

@@ -1,4 +1,4 @@
-// Sixteen lanes as two 32-byte vectors, for AVX2: GCC passes a 64-byte vector through memory where no register holds one.
+// Sixteen lanes as two 32-byte vectors, for AVX2: GCC keeps a 64-byte vector type in memory if no register can hold it.
 #pragma once
 
 #include <immintrin.h>
@@ -91,7 +91,7 @@ LORAQ_INLINE void store_f32(float* p, f32x16 v) {
   _mm256_storeu_ps(p + 8, (__m256)v.high);
 }
 
-// Sixteen 16-bit numbers, each to the lower half of a lane; and back, where the upper halves are zero.
+// Loads sixteen 16-bit numbers into the lower halves of the lanes; store_u16 is the inverse if the upper halves are zero.
 LORAQ_INLINE u32x16 load_u16(const void* p) {
   const __m128i_u* halves = static_cast<const __m128i_u*>(p);
   return {(u32x8)_mm256_cvtepu16_epi32(_mm_loadu_si128(halves)), (u32x8)_mm256_cvtepu16_epi32(_mm_loadu_si128(halves + 1))};
@@ -102,7 +102,7 @@ LORAQ_INLINE void store_u16(void* p, u32x16 v) {
   _mm256_storeu_si256(static_cast<__m256i_u*>(p), _mm256_permute4x64_epi64(by_lane, 0xd8));
 }
 
-// One rounding, never contracted differently in two places: bit-equality between paths rests on it.
+// A single rounding, explicit so that the compiler contracts every use alike: bit equality between paths depends on it.
 LORAQ_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
 #if defined(__FMA__)
   return {(f32x8)_mm256_fmadd_ps((__m256)a.low, (__m256)b.low, (__m256)c.low),
@@ -118,7 +118,7 @@ LORAQ_INLINE f32x16 select(i32x16 mask, f32x16 yes, f32x16 no) {
 
 LORAQ_INLINE f32x16 maximum(f32x16 a, f32x16 b) { return select(a > b, a, b); }
 
-// (a0, b0, a1, b1, ...) in two vectors.
+// Returns (a0, b0, a1, b1, ...) in two vectors.
 LORAQ_INLINE void interleave(f32x16 a, f32x16 b, f32x16 out[2]) {
   auto low = [](f32x8 x, f32x8 y) { return __builtin_shufflevector(x, y, 0, 8, 1, 9, 2, 10, 3, 11); };
   auto high = [](f32x8 x, f32x8 y) { return __builtin_shufflevector(x, y, 4, 12, 5, 13, 6, 14, 7, 15); };
@@ -126,7 +126,7 @@ LORAQ_INLINE void interleave(f32x16 a, f32x16 b, f32x16 out[2]) {
   out[1] = {low(a.high, b.high), high(a.high, b.high)};
 }
 
-// The trees below add the same lanes in the same order as those of vector_native.h.
+// The reduction trees below add the same lanes in the same order as those in vector_native.h.
 LORAQ_INLINE float sum_lanes(f32x16 v) {
   f32x8 t = v.low + v.high;
   t = t + __builtin_shufflevector(t, t, 4, 5, 6, 7, 0, 1, 2, 3);
@@ -142,7 +142,7 @@ LORAQ_INLINE float max_lanes(f32x16 v) {
   return t[0] > t[1] ? t[0] : t[1];
 }
 
-// Eight vectors to their eight sums; each sum's tree is the same whatever the other seven hold.
+// The sums of eight vectors; the reduction tree of each is independent of the others.
 LORAQ_INLINE void sum_lanes_of_8(const f32x16 v[8], float out[8]) {
   f32x8 quarter[4], pair[2];
   for (int i = 0; i < 4; ++i) {

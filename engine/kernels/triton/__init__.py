@@ -1,4 +1,4 @@
-"""The CUDA backend: Triton kernels over the pool's pages, and torch's own matrix product for the base."""
+"""The CUDA backend: Triton kernels over the pool's pages, and torch's matrix product for the base weights."""
 
 from collections.abc import Sequence
 
@@ -21,12 +21,12 @@ from engine.kernels.types import AttentionBatch, KvCache, Limits, LoraBatch, Pac
 class TritonKernels:
     """`Kernels` on a CUDA device. Results repeat bit for bit: no atomics, every reduction in a fixed order.
 
-    The base product is torch's (cuBLAS), which picks its algorithm by shape: with it a token's last bits may depend on
-    the number of rows beside it. `lora_linear` adds to that product where it lies, so rows without an adapter keep
-    its bits, and rows with one are rounded a second time unless `out` is float32.
+    The base product is torch's (cuBLAS), which picks its algorithm by shape, so a token's last bits may depend on the
+    number of rows in its batch. `lora_linear` adds to that product in place: rows without an adapter keep its bits, and
+    rows with one are rounded a second time unless `out` is float32.
 
-    With `batch_invariant` the base product is a kernel of ours, and every kernel has one set of blocks for all steps: a
-    token's result then depends on nothing but itself, its adapter and its keys and values.
+    With `batch_invariant`, the base product is a kernel of this package, and every kernel has one set of blocks for all
+    steps: a token's result then depends only on the token, its adapter, and its keys and values.
 
     With `second_stream`, the adapters' shrink runs there in parallel with the base product; no bits change.
     """
@@ -52,7 +52,7 @@ class TritonKernels:
         self._linear = Linear(runner, architecture) if batch_invariant else None
 
     def pack_linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None] = ()) -> PackedLinear:
-        """See `Kernels.pack_linear`: one [sum N_i, K] weight as torch multiplies it; a single one is not copied."""
+        """See `Kernels.pack_linear`: one [sum N_i, K] weight in torch's layout; a single weight is not copied."""
         assert len({weight.dtype for weight in weights}) == 1
         data = weights[0].contiguous() if len(weights) == 1 else torch.cat(list(weights))
         bias = None
@@ -62,7 +62,7 @@ class TritonKernels:
         return PackedLinear(data, bias, data.shape[1], tuple(len(w) for w in weights), data.dtype)
 
     def begin_step(self) -> None:
-        """See `Kernels.begin_step`: work lists are made anew."""
+        """See `Kernels.begin_step`: work lists are rebuilt."""
         self._plans.forget()
         self._lora.begin_step()
 
@@ -103,7 +103,7 @@ class TritonKernels:
     def lora_apply(
         self, y: Tensor, x: Tensor, out_features: Sequence[int], lora: LoraBatch, layer: int, projection: int
     ) -> None:
-        """See `Kernels.lora_apply`: a shrink and an expand, whatever the mix of adapters and ranks."""
+        """See `Kernels.lora_apply`: one shrink and one expand for any mix of adapters and ranks."""
         product = self._lora.product(y, x, out_features, lora, layer, projection)
         if product is not None:
             self._lora.shrink(product)
@@ -160,9 +160,9 @@ class TritonKernels:
 
 
 def accumulate_in_float32() -> None:
-    """Hold torch's products to what the tolerances allow: no tf32 in place of float32, no partial sums in 16 bits.
+    """Make torch's products precise enough for the tolerances: no tf32 instead of float32, no partial sums in 16 bits.
 
-    torch lets cuBLAS add the parts of a split K in 16 bits unless it is told otherwise. The settings are the process's.
+    By default torch allows cuBLAS to add the parts of a split K in 16 bits. The settings apply to the whole process.
     """
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -170,7 +170,7 @@ def accumulate_in_float32() -> None:
 
 
 def _product_in_float32(x: Tensor, weight: PackedLinear, out: Tensor) -> None:
-    """The accumulators themselves, which only CUDA's product of two 16-bit matrices gives out directly."""
+    """The unrounded accumulators; only CUDA's product of two 16-bit matrices can return them directly."""
     if x.is_cuda:
         torch.mm(x, weight.data.T, out_dtype=torch.float32, out=out)
     else:

@@ -1,7 +1,7 @@
-"""Attention over pages: decode and chunked prefill by one kernel over query rows and parts of the context.
+"""Attention over pages: one kernel for decode and chunked prefill, over query rows and parts of the context.
 
-A step of several sequences may hold both. Sequences of one new token have the blocks of decode, which share the context
-between programs, the others those of prefill, which read it once for many tokens: two launches over two work lists.
+A step of several sequences may contain both. Sequences with one new token use the decode blocks, which split the
+context over programs; the others use the prefill blocks, which read it once for many tokens: two launches, two lists.
 """
 
 import math
@@ -31,8 +31,8 @@ from engine.kernels.types import AttentionBatch, KvCache
 LOG2_E = math.log2(math.e)
 
 MAX_SPLIT_BYTES = 256 << 20
-"""Of the parts' outputs. Parts are there to occupy a device that few rows leave idle; where they would take more than
-this, there are rows enough, and one long context would ask for gigabytes (4.3 GB of 512 rows, 32 heads and 128k).
+"""Limit for the parts' outputs. Splitting keeps the device busy when there are few rows. Beyond this limit there are
+enough rows, and one long context would need gigabytes (4.3 GB for 512 rows, 32 heads and a context of 128k).
 """
 
 
@@ -67,12 +67,12 @@ def attend(
     """out[t, h] = sum over p of softmax_p(scale q[t, h] k[p]) v[p], over positions max(0, at - window + 1) .. at.
 
     q: [T, >= H D]; kv: one layer's pages [2, G, TOKENS_PER_PAGE, D]; out: [T, H D].
-    Grid: (items, KV heads, parts of the context). An item is up to BLOCK_Q new tokens of one sequence; a program takes
-    them with all the query heads of a KV head, BLOCK_Q * BLOCK_G rows. Scores, weights' sums and the output are
-    accumulated in fp32 over positions in order. With PARTITION = 0 the whole context is one part and `out` is written;
-    otherwise an item is one token, part i holds positions i PARTITION on, and goes to partial: fp32 [items, H, parts,
-    D] and stats: fp32 [items, H, parts, 2] = (largest score, sum), for `combine`. A part with nothing to see leaves
-    sum 0.
+    Grid: (items, KV heads, parts of the context). An item is up to BLOCK_Q new tokens of one sequence; a program
+    computes them for all query heads of a KV head, BLOCK_Q * BLOCK_G rows. Scores, the sums of weights and the output
+    are accumulated in fp32 over positions in order. With PARTITION = 0 the whole context is one part and `out` is
+    written. Otherwise an item is one token, and part i covers the positions from i * PARTITION; it is written to
+    partial: fp32 [items, H, parts, D] and stats: fp32 [items, H, parts, 2] = (largest score, sum), for `combine`. A
+    part without visible positions has sum 0.
     """
     item = items + tl.program_id(0) * 4
     kv_head = tl.program_id(1)
@@ -158,8 +158,8 @@ def combine(
 ):
     """out[t, h] = sum_i e^(m_i - m) o_i / sum_i e^(m_i - m) l_i over the parts i of the token's context, m = max_i m_i.
 
-    partial, stats: as `attend` leaves them. Grid: (items of one token, heads). In fp32 over blocks of BLOCK_P parts in
-    order, rounded once; parts past the context are not read, so they do not depend on the other items.
+    partial, stats: the output of `attend`. Grid: (items of one token, heads). In fp32 over blocks of BLOCK_P parts in
+    order, rounded once; parts past the context are not read, so the result does not depend on the other items.
     """
     item = items + tl.program_id(0) * 4
     head = tl.program_id(1)
@@ -194,7 +194,7 @@ def combine(
 
 @dataclass(frozen=True)
 class _Step:
-    """What both kernels take of one call."""
+    """The arguments of one call that both kernels use."""
 
     q: Tensor
     pages: Tensor
@@ -210,13 +210,13 @@ class _Step:
         return page_tokens(self.kv, self.q.dtype)
 
     def num_parts(self, blocks: AttentionBlocks) -> int:
-        """Of a context as long as block tables reach; a recorded step has their length in its variant."""
+        """Parts of a context as long as the block tables; a recorded step is specific to their length."""
         reach = self.batch.block_tables.shape[1] * self.tokens_per_page
         return -(-reach // blocks.partition) if blocks.partition else 1
 
 
 class Attention:
-    """Launches attention: one kernel for sequences of several new tokens, two for those of one."""
+    """Launches attention: one kernel for sequences with several new tokens, two for sequences with one."""
 
     def __init__(
         self, run: Runner, architecture: Architecture, scratch: Scratch, plans: Plans, *, invariant: bool
@@ -278,7 +278,7 @@ class Attention:
             self._combine(step, work, partial, stats, blocks)
 
     def _parts(self, step: _Step, num_parts: int) -> tuple[Tensor, Tensor]:
-        """Room for (outputs, their statistics) of every head's parts; `num_parts` are those of all items."""
+        """Scratch for (outputs, statistics) of every head's parts; `num_parts` counts the parts of all items."""
         cells = num_parts * step.num_heads
         partial = self._scratch.take("attention", max(cells * step.kv.head_dim, 1), step.q.device)
         return partial, self._scratch.take("attention statistics", max(cells * 2, 1), step.q.device)
@@ -301,10 +301,10 @@ class Attention:
 
 
 def attention_phases(num_tokens: int, num_sequences: int, *, invariant: bool) -> tuple[tuple[Phase, Lengths], ...]:
-    """Whose blocks the sequences of which lengths have, by the only numbers that the host knows.
+    """The phases of a step with the sequence lengths they cover, from the only numbers that the host knows.
 
-    A recorded step has as many tokens as sequences, so it is the first of them; where there are both, a list that the
-    mix leaves empty costs a launch whose programs leave at once.
+    A recorded step has as many tokens as sequences, so it is a decode step. In a step that may contain both, an empty
+    work list costs a launch whose programs exit immediately.
     """
     if invariant:
         return (("invariant", ANY),)
@@ -316,14 +316,14 @@ def attention_phases(num_tokens: int, num_sequences: int, *, invariant: bool) ->
 
 
 def _split_bytes(step: _Step, blocks: AttentionBlocks) -> int:
-    """Of one token's outputs, by parts of the context; 0 where it is not split."""
+    """Bytes of the parts' outputs per token; 0 if the context is not split."""
     if blocks.partition == 0:
         return 0
     return step.num_heads * step.kv.head_dim * step.num_parts(blocks) * FLOAT32_BYTES
 
 
 def page_tokens(kv: KvCache, dtype: torch.dtype) -> int:
-    """Tokens of a page: what fits in its bytes."""
+    """Tokens that fit in a page."""
     return int(kv.pool.shape[2]) // (2 * kv.num_kv_heads * kv.head_dim * dtype.itemsize)
 
 
@@ -336,7 +336,7 @@ def _check(q: Tensor, kv: KvCache, layer: int, batch: AttentionBatch, num_heads:
 
 
 def check_batch(kv: KvCache, layer: int, batch: AttentionBatch) -> None:
-    """What every kernel that walks the pages takes for granted."""
+    """Assert the assumptions of every kernel that reads or writes KV pages."""
     assert kv.pool.dtype == torch.uint8
     assert kv.pool.is_contiguous()
     assert 0 <= layer < len(kv.pool)

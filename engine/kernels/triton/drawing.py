@@ -1,4 +1,4 @@
-"""Drawing a token of each row of logits: a program per row, so that a row's token does not depend on the others."""
+"""Drawing a token from each row of logits: a program per row, so that a row's token does not depend on the others."""
 
 import torch
 import triton
@@ -12,7 +12,7 @@ from engine.kernels.types import Limits
 
 @triton.jit
 def count_likeliest(ordered, temperature, top_k, top_p, kept, size, BLOCK: tl.constexpr):
-    """kept = how many of the top_k largest it takes, at least one, until the shares before reach top_p.
+    """kept = how many of the top_k largest are needed, at least one, until the preceding shares reach top_p.
 
     ordered: fp32 [R, size], each row descending; temperature, top_p: fp64 [R]; top_k: int64 [R]; kept: int64 [R].
     Grid: (R). share_i = e^((v_i - v_0) / temperature) over their sum, in fp64 over blocks in order.
@@ -44,10 +44,10 @@ def count_likeliest(ordered, temperature, top_k, top_p, kept, size, BLOCK: tl.co
 
 @triton.jit
 def draw(logits, temperature, min_p, uniform, least, last, tokens, size, BLOCK: tl.constexpr):
-    """tokens = the first id at which the kept tokens' cumulative weight passes uniform times their sum.
+    """tokens = the first id at which the cumulative weight of the kept tokens exceeds uniform times their sum.
 
-    weight = e^((logit - largest) / temperature); kept: those larger than `least`, or equal to it with an id up to
-    `last`, whose weight is at least min_p. logits: fp32 [R, size]; temperature, min_p, uniform: fp64 [R]; least: fp32
+    weight = e^((logit - largest) / temperature); kept: logits larger than `least`, or equal to it with an id up to
+    `last`, of a weight of at least min_p. logits: fp32 [R, size]; temperature, min_p, uniform: fp64 [R]; least: fp32
     [R]; last, tokens: int64 [R]. Grid: (R). In fp64 over blocks in order of ids.
     """
     row = tl.program_id(0).to(tl.int64)
@@ -86,7 +86,7 @@ def draw(logits, temperature, min_p, uniform, least, last, tokens, size, BLOCK: 
 
 
 class Drawing:
-    """Launches them; sorting, which is exact, is left to torch."""
+    """Launches the kernels of this module; torch does the sorting, which is exact."""
 
     def __init__(self, run: Runner) -> None:
         self._run = run
@@ -106,7 +106,7 @@ class Drawing:
         return tokens
 
     def _restrict(self, logits: Tensor, limits: Limits, least: Tensor, last: Tensor) -> None:
-        """The smallest logit that a restricted row keeps, and the last id that keeps it."""
+        """Set the smallest logit that each restricted row keeps, and the last id with that logit that it keeps."""
         rows = limits.restricted
         ordered, order = torch.index_select(logits, 0, rows).sort(dim=-1, descending=True, stable=True)
         kept = torch.empty(len(rows), dtype=torch.int64, device=logits.device)

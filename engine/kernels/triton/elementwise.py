@@ -1,4 +1,4 @@
-"""Norms, the gated activation, embedding rows and the statistics of logits: everything that runs at memory's speed."""
+"""Norms, the gated activation, embedding rows and logit statistics: everything that is bound by memory bandwidth."""
 
 import torch
 import triton
@@ -26,10 +26,10 @@ def rms_norm(
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """residual += x where given, then out = v / sqrt(mean(v^2) + eps) w with v = residual, else x.
+    """residual += x if given, then out = v / sqrt(mean(v^2) + eps) w with v = residual, else x.
 
     x, residual, out: [T, width]; weight: [width]. Grid: (T), a program per row, BLOCK columns at once. In fp32; the
-    sum is rounded to the residual's dtype before it is normed, as it is kept that way.
+    sum is rounded to the residual's dtype before the norm, as it is stored in that dtype.
     """
     row = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BLOCK)
@@ -60,7 +60,7 @@ def silu_mul(gate_up, out, gate_up_stride, out_stride, width, BLOCK: tl.constexp
 
 @triton.jit
 def embed(ids, weight, out, weight_stride, out_stride, width, BLOCK: tl.constexpr):
-    """out[t] = weight[ids[t]]. ids: int64 [T]; weight: [V, width]. Grid: (T, column blocks). Bit for bit."""
+    """out[t] = weight[ids[t]]. ids: int64 [T]; weight: [V, width]. Grid: (T, column blocks). An exact copy."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = n < width
@@ -72,8 +72,8 @@ def embed(ids, weight, out, weight_stride, out_stride, width, BLOCK: tl.constexp
 def logit_stats(logits, argmax, logsumexp, logits_stride, size, BLOCK: tl.constexpr):
     """argmax = lowest index of the largest logit; logsumexp = log of the sum of e^logit. logits: fp32 [B, size].
 
-    Grid: (B), a program per row, BLOCK columns at a time in order, one running largest and sum. A row of nothing but
-    -inf has index 0 and -inf.
+    Grid: (B), a program per row, BLOCK columns at a time in order, with a running maximum and sum. For a row of only
+    -inf the results are 0 and -inf.
     """
     row = tl.program_id(0).to(tl.int64)
     largest = tl.full([], float("-inf"), dtype=tl.float32)
@@ -125,7 +125,7 @@ class Elementwise:
         self._run(Launch(silu_mul, grid, arguments, {"BLOCK": blocks.block}, blocks.num_warps, 1))
 
     def embed(self, ids: Tensor, weight: Tensor, out: Tensor) -> None:
-        """Rows of a [V, K] weight; ids outside the vocabulary are the caller's to refuse."""
+        """Rows of a [V, K] weight; the caller must reject ids outside the vocabulary."""
         num_rows, width = out.shape
         assert ids.dtype == torch.int64
         assert ids.is_contiguous()

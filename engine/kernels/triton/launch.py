@@ -1,4 +1,4 @@
-"""How a kernel is started: one record of all that a launch needs, so that what runs is what is compiled ahead."""
+"""Kernel launches as data, so that exactly the launches that run are compiled ahead of time."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,13 +11,13 @@ Argument = Tensor | int | float | None
 Constant = int | bool | str
 
 
-# Said outright, as the default of Triton is about to change: products and sums may be fused, which rounds once less.
+# Explicit because Triton's default is about to change: a product and a sum may be fused, with one rounding less.
 COMPILER = {"enable_fp_fusion": True}
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, its grid (up to three dimensions), its arguments in order, and what is fixed when it is compiled."""
+    """A kernel, its grid (up to three dimensions), its arguments in order, and its compile-time constants."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -28,7 +28,7 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """The kernel's own name."""
+        """The kernel's name."""
         return str(self.kernel.__name__)
 
 
@@ -36,7 +36,7 @@ Runner = Callable[[Launch], None]
 
 
 def run(launch: Launch) -> None:
-    """Start a kernel on the current stream; an empty grid starts nothing."""
+    """Launch a kernel on the current stream; an empty grid launches nothing."""
     if all(launch.grid):
         launch.kernel[launch.grid](
             *launch.arguments,
@@ -51,17 +51,18 @@ THREADS_PER_WARP = 32
 
 
 def check_in_place(num_values: int, num_warps: int) -> None:
-    """What a kernel takes for granted that loads a block, changes it and stores it to the same cells.
+    """Assert that a kernel may load a block, change it and store it to the same addresses.
 
-    Each of its threads must have values of its own. Of a block with fewer values than threads Triton gives the same
-    value to several of them, and may load it more than once; a late one then loads what another has already stored, and
-    the change is made twice. With a value or more for each thread every cell is loaded once, and stored after that.
+    Every thread must own different values. If a block has fewer values than threads, Triton assigns the same value to
+    several threads and may load it more than once; a late thread then loads what another has already stored, and the
+    change is applied twice. With at least one value per thread, every value is loaded once and stored after that.
     """
-    assert num_values >= THREADS_PER_WARP * num_warps, f"{num_values} values are changed in place by {num_warps} warps"
+    enough = num_values >= THREADS_PER_WARP * num_warps
+    assert enough, f"a block of {num_values} values is too small to be changed in place by {num_warps} warps"
 
 
 def device_architecture() -> int:
-    """The current device's compute capability as ten times major plus minor; 90 where there is no GPU."""
+    """The current device's compute capability as ten times major plus minor; 90 without a GPU."""
     if not torch.cuda.is_available():
         return 90
     major, minor = torch.cuda.get_device_capability()
@@ -69,31 +70,31 @@ def device_architecture() -> int:
 
 
 def version(tensor: Tensor) -> int:
-    """Goes up whenever torch writes the tensor in place; torch keeps no count of tensors made in inference mode."""
-    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 - torch documents it under this name and offers no other
+    """Increases whenever torch writes the tensor in place; always 0 for tensors created in inference mode."""
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 - documented under this name; there is no public one
 
 
 class Scratch:
-    """Memory that operators write before they read, kept by name and doubled when a step needs more.
+    """Memory that operators write before they read, cached by name and doubled when a step needs more.
 
-    Nothing in it outlives an operator. What was outgrown is kept as well: a recorded graph may still write there.
-    Raising `poisoned` fills it with NaN at each use, so that tests see a read of what was not written.
+    Its contents do not outlive an operator. Outgrown buffers are kept, as a recorded graph may still write to them.
+    With `poisoned` set, it is filled with NaN at each use, so that tests detect reads of unwritten values.
     """
 
     def __init__(self) -> None:
         self.poisoned = False
-        self._held: dict[tuple[str, torch.device], Tensor] = {}
+        self._buffers: dict[tuple[str, torch.device], Tensor] = {}
         self._outgrown: list[Tensor] = []
 
     def take(self, name: str, num_values: int, device: torch.device) -> Tensor:
         """float32 [num_values], contents undefined."""
-        held = self._held.get((name, device))
-        if held is None or held.numel() < num_values:
+        buffer = self._buffers.get((name, device))
+        if buffer is None or buffer.numel() < num_values:
             size = num_values
-            if held is not None:
-                self._outgrown.append(held)
-                size = max(num_values, 2 * held.numel())
-            held = self._held[name, device] = torch.empty(size, dtype=torch.float32, device=device)
+            if buffer is not None:
+                self._outgrown.append(buffer)
+                size = max(num_values, 2 * buffer.numel())
+            buffer = self._buffers[name, device] = torch.empty(size, dtype=torch.float32, device=device)
         if self.poisoned:
-            held.fill_(float("nan"))
-        return held[:num_values]
+            buffer.fill_(float("nan"))
+        return buffer[:num_values]

@@ -30,7 +30,7 @@ def linear(
     """out[t, n] = sum over k of x[t, k] W[n, k] + b[n], in fp32 over blocks of k in order, rounded once.
 
     x: [T, K]; weight: [N, K]; bias: [N] or none; out: [T, N] of x's dtype or fp32. Grid: (blocks of N, blocks of T).
-    K is never split, and a block of rows has the same size whatever T is: rows that are not there are zeros.
+    K is never split, and a block of rows has the same size for any T: missing rows are zeros.
     """
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -52,7 +52,7 @@ def linear(
 
 
 class Linear:
-    """Launches it."""
+    """Launches the base product."""
 
     def __init__(self, run: Runner, architecture: Architecture) -> None:
         self._run, self._architecture = run, architecture

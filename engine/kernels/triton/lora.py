@@ -1,4 +1,4 @@
-"""Shrink and expand: the adapters' share of a fused projection, read from the pool's pages, in two launches."""
+"""Shrink and expand: the adapters' part of a fused projection, read from the pool's pages, in two launches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from engine.kernels.types import TILE_COLUMNS, LoraBatch
 
 MAX_PROJECTIONS = 3
 RANK_STEP = 16
-TABLES_KEPT = 8  # the layers' and the edges' tables take turns within a step
+TABLES_KEPT = 8  # a step alternates between the tables of the layers and those of embedding and head
 
 
 @triton.jit(do_not_specialize=["pages_stride", "parts_stride", "parts_row"])
@@ -45,9 +45,9 @@ def shrink(
     """h[t, c, p, r] = sum of x[t, k] A_p[r, k] over part c of K, for each projection p that the row's adapter has.
 
     x: [T, K]; A: [R, K] in tiles in `pool`, one layer's pages; h: fp32 [T, SPLIT_K, NUM_PROJECTIONS, rank_bound].
-    Grid: (items, SPLIT_K, NUM_PROJECTIONS * LANES). An item is up to BLOCK_M rows of one adapter; a lane takes every
-    LANES-th block of its ranks. Accumulated in fp32 over k in order. Rows without an item and ranks past the adapter's
-    own are not written: rank 0 and empty segments cost an early exit.
+    Grid: (items, SPLIT_K, NUM_PROJECTIONS * LANES). An item is up to BLOCK_M rows of one adapter; a lane computes every
+    LANES-th block of its ranks. Accumulated in fp32 over k in order. Rows without an item and ranks past the
+    adapter's rank are not written: rank 0 and empty segments cost an early exit.
     """
     item = items + tl.program_id(0) * 4
     split = tl.program_id(1)
@@ -105,9 +105,9 @@ def expand(
 ):
     """y[t, n] += s_p * sum over r of (h[t, 0, p, r] + h[t, 1, p, r] + ...) B_p[r, n], rounded once to y's dtype.
 
-    y: [T, n0 + n1 + n2], the projections side by side; B: [R, N] in tiles behind A's; h as `shrink` leaves it.
+    y: [T, n0 + n1 + n2], the projections side by side; B: [R, N] in tiles after A's; h: the output of `shrink`.
     Grid: (items, column blocks of all projections). The parts of K are added in order, the products in fp32 over r in
-    order, so results repeat bit for bit. Where the adapter lacks the projection nothing is read or written.
+    order, so results repeat bit for bit. If the adapter lacks the projection, nothing is read or written.
     """
     item = items + tl.program_id(0) * 4
     block = tl.program_id(1)
@@ -160,7 +160,7 @@ def expand(
 
 @dataclass(frozen=True)
 class LoraProduct:
-    """One fused group's adapters over one step: what both launches need, and the memory between them."""
+    """The adapters' product for one fused group in one step: the arguments of both launches and their intermediate."""
 
     y: Tensor
     x: Tensor
@@ -191,7 +191,7 @@ class Lora:
     def product(
         self, y: Tensor, x: Tensor, out_features: Sequence[int], lora: LoraBatch, layer: int, projection: int
     ) -> LoraProduct | None:
-        """What `shrink` and then `expand` add to y, see `Kernels.lora_apply`; None when that is nothing."""
+        """The product that `shrink` and then `expand` add to y, see `Kernels.lora_apply`; None if there is none."""
         _check(y, x, out_features, lora, layer, projection)
         known = lora.tables.rank_bound
         bound = self._ranks.of(lora.tables.parts) if known is None else known
@@ -200,7 +200,9 @@ class Lora:
         step = phase(len(x), len(lora.segment_slots), invariant=self._invariant)
         blocks = SHRINK[step, width(x.shape[1]), self._architecture]
         block_m = rows(blocks.block_m, x.dtype.itemsize)
-        assert block_m == rows(EXPAND[step, self._architecture].block_m, x.dtype.itemsize), "both take the same items"
+        assert block_m == rows(EXPAND[step, self._architecture].block_m, x.dtype.itemsize), (
+            "shrink and expand share their items"
+        )
         return LoraProduct(
             y=y,
             x=x,
@@ -216,7 +218,7 @@ class Lora:
         )
 
     def shrink(self, product: LoraProduct) -> None:
-        """Writes h; reads nothing that the base product writes."""
+        """Write h; does not read the base product's output."""
         x, tables, count = product.x, product.lora.tables, len(product.out_features)
         blocks = self._shrink_blocks(product)
         arguments = (
@@ -236,7 +238,7 @@ class Lora:
         self._run(Launch(shrink, grid, arguments, constants, blocks.num_warps, blocks.num_stages))
 
     def expand(self, product: LoraProduct) -> None:
-        """Adds to y what comes of h."""
+        """Add h B to y."""
         y, x, tables, sizes = product.y, product.x, product.lora.tables, product.out_features
         blocks = EXPAND[product.step, self._architecture]
         n0, n1, n2 = (*sizes, 0, 0)[:MAX_PROJECTIONS]
@@ -263,9 +265,9 @@ class Lora:
 
 
 class RankBound:
-    """The largest rank in the tables, read back once whenever they have changed: the intermediate's row length.
+    """The largest rank in the tables, which is the row length of the intermediate; read back whenever they change.
 
-    Only torch operators may write a table in place, as its version tells that it has changed.
+    Only torch operators may write a table in place, since a change is detected by its version.
     """
 
     def __init__(self) -> None:
@@ -273,7 +275,7 @@ class RankBound:
 
     def of(self, parts: Tensor) -> int:
         """The largest padded rank, rounded up to 16; 0 when no adapter has any projection."""
-        assert not parts.is_inference(), "a table made in inference mode does not show when it is written"
+        assert not parts.is_inference(), "changes to a table created in inference mode cannot be detected"
         known = self._known.get(id(parts))
         if known is None or known[1] != version(parts):
             if len(self._known) >= TABLES_KEPT:

@@ -1,9 +1,9 @@
-"""The exact work list of a step, built on the device: which rows each program of a kernel takes.
+"""The exact work list of a step, built on the device: which rows each program of a kernel processes.
 
     items of segment s = its rows in blocks of BLOCK_M;   item = (owner, first row, end)
 
-A list's capacity follows from the number of rows and segments alone, so a grid over it does not change with the mix.
-A list may be of the segments of some lengths only: two of them share a step between two kinds of blocks.
+A list's capacity depends only on the number of rows and segments, so a grid over it does not change with the mix.
+A list may be restricted to segments of certain lengths: two lists divide a step between two kinds of blocks.
 """
 
 from dataclasses import dataclass
@@ -44,11 +44,11 @@ def list_items(
     HAS_OWNERS: tl.constexpr,
     SCAN: tl.constexpr,
 ):
-    """items[i] = (owner, first row, end, 0) of every block of every segment, in order; owner -1 behind the last.
+    """items[i] = (owner, first row, end, 0) of every block of every segment, in order; owner -1 after the last.
 
-    bounds: int32 [S + 1]; owners: int32 [S] or none, then a segment owns itself; items: int32 [capacity, 4].
-    Grid: (S + 1), a program per segment and one for what is left over. Integers only. A segment that does not have
-    `fewest` (at least 1) to `most` rows, or whose owner is negative, has no item.
+    bounds: int32 [S + 1]; owners: int32 [S] or none (each segment is its own owner); items: int32 [capacity, 4].
+    Grid: (S + 1), a program per segment and one for the remaining capacity. Integers only. A segment without
+    `fewest` (at least 1) to `most` rows, or with a negative owner, has no item.
     """
     segment = tl.program_id(0)
     before = 0
@@ -84,7 +84,7 @@ def list_items(
 
 @dataclass(frozen=True)
 class WorkList:
-    """int32 [capacity, 4] items; those behind the last have owner -1."""
+    """int32 [capacity, 4] items; those after the last have owner -1."""
 
     items: Tensor
     capacity: int
@@ -108,9 +108,9 @@ def list_work(
 
 
 class Plans:
-    """The work lists of the newest step: all layers use the same ones, so each is built once.
+    """The work lists of the current step: all layers share them, so each is built once.
 
-    A step is known by its tensors and their versions; whoever writes them otherwise than by torch makes new ones.
+    A step is identified by its tensors and their versions; code that writes them outside torch must pass new tensors.
     """
 
     def __init__(self, run: Runner) -> None:
@@ -119,7 +119,7 @@ class Plans:
         self._lists: dict[tuple[int, int, Lengths], WorkList] = {}
 
     def forget(self) -> None:
-        """The next list is built anew, also for the same tensors: a recorded step must contain its lists' making."""
+        """Rebuild the next list even for the same tensors: a recorded step must contain the launches that build it."""
         self._step, self._lists = (), {}
 
     def get(

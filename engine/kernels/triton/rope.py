@@ -1,4 +1,4 @@
-"""Rotary positions and the KV write, with the norm of queries and keys where a model has one: one launch."""
+"""Rotary position embedding and the KV write, with the norm of queries and keys if the model has one, in one launch."""
 
 import triton
 import triton.language as tl
@@ -14,7 +14,7 @@ from engine.kernels.types import AttentionBatch, KvCache
 
 @triton.jit
 def norm_weight(q_norm, k_norm, columns, inside, is_q, HAS_Q_NORM: tl.constexpr, HAS_K_NORM: tl.constexpr):
-    """fp32 [heads, columns]: the norm's weights of each head, 0 where it has none."""
+    """fp32 [heads, columns]: the norm's weights of each head, 0 if it has none."""
     q_weight = tl.zeros_like(columns).to(tl.float32)
     k_weight = q_weight
     if HAS_Q_NORM:
@@ -54,8 +54,8 @@ def rope_write_kv(
 
     qkv: [T, (H + 2 G) D] in place; a and b are columns i and i + ROTARY_DIM / 2 of a head, the columns past ROTARY_DIM
     are not rotated; kv: one layer's pages [2, G, TOKENS_PER_PAGE, D]; cos_sin: fp32 [positions, ROTARY_DIM].
-    Grid: (items of one token, blocks of BLOCK_H heads of q, k and v). In fp32; a norm's result is rounded before it is
-    rotated.
+    Grid: (items of one token, blocks of BLOCK_H heads of q, k and v). In fp32; the norm's result is rounded before the
+    rotation.
     """
     item = items + tl.program_id(0) * 4
     sequence = tl.load(item).to(tl.int64)

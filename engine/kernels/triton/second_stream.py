@@ -14,7 +14,7 @@ class SideStream(Protocol):
         """Whether forking pays off now."""
 
     def fork(self) -> AbstractContextManager[None]:
-        """Launches in the block start after all earlier work and run in parallel with the current stream."""
+        """Run the block's launches after all earlier work and in parallel with the current stream's later work."""
 
     def join(self) -> None:
         """Later work of the current stream starts after the launches in the fork."""

@@ -1,8 +1,8 @@
 """Block sizes of every kernel, by shape class and architecture, and where each row was measured.
 
 A shape class is the phase of the step (in attention, of its sequences) and, where it matters, the size of the product;
-"invariant" is every phase of a backend whose results must not depend on it. A row's architecture is the newest one not
-newer than the device: 86 and 89 use 80's rows, 120 uses 100's.
+"invariant" covers every phase of a backend whose results must not depend on the phase. A device uses the rows of the
+newest architecture that is not newer than itself: 86 and 89 use the rows of 80, 120 those of 100.
 """
 
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ Architecture = Literal[80, 90, 100]
 ARCHITECTURES: tuple[Architecture, ...] = (80, 90, 100)
 NOT_MEASURED = "chosen by occupancy, not yet measured"
 
-# A LoRA product counts as prefill when its segments have more rows than this on average: what both sides of it can see.
+# A LoRA product counts as prefill if its segments have more rows than this on average.
 DECODE_ROWS = 16
 WIDE_INPUT = 2048
 KEY_BYTES = 256
 FLOAT32_BYTES = 4
-MIN_DOT = 16  # the least size of a side that a product on tensor cores takes
+MIN_DOT = 16  # the smallest dimension of a tensor core product
 MAX_FP16_TILES = 2
-COMBINED_PARTS = 16  # parts of a context that are read at once; 4096 positions have as many
+COMBINED_PARTS = 16  # parts of a context that are read at once; 4096 positions have this many
 
 
 @dataclass(frozen=True)
 class ShrinkBlocks:
-    """Rows, column tiles and ranks of a block; K in `split_k` parts; `lanes` programs share an adapter's ranks."""
+    """Rows, column tiles and ranks of a block; K in `split_k` parts; `lanes` programs divide an adapter's ranks."""
 
     block_m: int
     tiles_k: int
@@ -58,9 +58,9 @@ class ExpandBlocks:
 
 @dataclass(frozen=True)
 class AttentionBlocks:
-    """Query rows (tokens times heads of a group) and keys of a block; keys per part of the context, 0 = all at once.
+    """Query rows (tokens times heads of a group) and keys of a block; keys per part of the context, 0 = one part.
 
-    `block_c` is for keys of up to 256 bytes; longer ones are taken fewer at a time, so that a block fits its memory.
+    `block_c` is for keys of up to 256 bytes; longer keys get smaller blocks, so that a block fits in shared memory.
     """
 
     block_m: int
@@ -71,7 +71,7 @@ class AttentionBlocks:
     measured: str = NOT_MEASURED
 
     def keys_of(self, key_bytes: int) -> int:
-        """Keys of a block when one has that many bytes, a power of two."""
+        """Keys of a block if a key has that many bytes, a power of two."""
         return max(self.block_c * KEY_BYTES // max(key_bytes, KEY_BYTES), MIN_DOT)
 
 
@@ -89,7 +89,7 @@ class LinearBlocks:
 
 @dataclass(frozen=True)
 class RowBlocks:
-    """Columns that one program takes at a time, 0 = the whole row."""
+    """Columns that one program processes at a time, 0 = the whole row."""
 
     block: int
     num_warps: int
@@ -141,14 +141,14 @@ ATTENTION: dict[tuple[Phase, Architecture], AttentionBlocks] = {
     ("invariant", 100): AttentionBlocks(16, 32, 0, 4, 3),
 }
 
-# The base product of a batch-invariant backend; otherwise it is cuBLAS's.
+# The base product of a batch-invariant backend; other backends use cuBLAS.
 LINEAR: dict[Architecture, LinearBlocks] = {
     80: LinearBlocks(64, 64, 64, 4, 3),
     90: LinearBlocks(64, 64, 64, 4, 4),
     100: LinearBlocks(64, 64, 64, 4, 4),
 }
 
-# Kernels without a product run at the speed of memory; their rows are the same on every architecture.
+# Kernels without a product are bound by memory bandwidth; their rows are the same on every architecture.
 ROWS: dict[str, RowBlocks] = {
     "combine": RowBlocks(0, 1),
     "rope_write_kv": RowBlocks(8, 2),
@@ -168,17 +168,17 @@ def row_architecture(capability: int) -> Architecture:
 
 
 def phase(num_rows: int, num_segments: int, *, invariant: bool = False) -> Phase:
-    """What kind of step this is for LoRA products, by the only numbers that the host knows."""
+    """The phase of a step for LoRA products, from the only numbers that the host knows."""
     if invariant:
         return "invariant"
     return "prefill" if num_rows > DECODE_ROWS * num_segments else "decode"
 
 
 def rows(block_m: int, itemsize: int) -> int:
-    """A block's rows for values of that many bytes: fp32 products run on CUDA cores, where large blocks would spill."""
+    """Rows of a block for values of that size: fp32 products run on CUDA cores, where large blocks would spill."""
     return block_m if itemsize < FLOAT32_BYTES else MIN_DOT
 
 
 def width(in_features: int) -> str:
-    """Whether a product's input is wide enough to be cut in more parts."""
+    """The width class of a product's input: a wide one is split into more parts."""
     return "wide" if in_features >= WIDE_INPUT else "narrow"

@@ -1,4 +1,4 @@
-"""Pools, adapters and steps for kernel tests. Whatever is not written stays NaN, so that reading it shows."""
+"""Pools, adapters and steps for kernel tests. Unwritten memory stays NaN, so that tests detect reads of it."""
 
 import math
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def random_matrix(rows: int, columns: int, dtype: torch.dtype, seed: int, scale:
 def adapter_tables(
     ranks: Sequence[Sequence[int]], shapes: Shapes, dtype: torch.dtype, num_layers: int = 2, tiles_per_page: int = 5
 ) -> LoraTables:
-    """One slot per row of `ranks` (seven ranks, 0 = absent), its pages scattered over a pool that is otherwise NaN."""
+    """One slot per row of `ranks` (seven ranks, 0 = absent), its pages scattered over an otherwise NaN pool."""
     streams = [
         [_layer_stream(slot, layer, row, shapes, dtype) for layer in range(num_layers)]
         for slot, row in enumerate(ranks)
@@ -85,7 +85,7 @@ def _layer_stream(
 
 
 def slots_by_popularity(name: str, num_tokens: int, num_slots: int) -> list[int]:
-    """The slot of each token, in order, -1 among them."""
+    """The slot of each token, sorted; may include -1."""
     generator = torch.Generator().manual_seed(num_tokens)
     weights = {
         "uniform": torch.ones(num_slots + 1),
@@ -101,7 +101,7 @@ def slots_by_popularity(name: str, num_tokens: int, num_slots: int) -> list[int]
 
 
 def lora_batch(tables: LoraTables, slots: Sequence[int]) -> LoraBatch:
-    """Segments over tokens already in order of their slot; one empty segment besides."""
+    """Segments over tokens that are already sorted by slot, plus one empty segment."""
     starts = [t for t in range(len(slots)) if t == 0 or slots[t] != slots[t - 1]]
     segments = torch.tensor([*starts, len(slots), len(slots)], dtype=torch.int32)
     segment_slots = torch.tensor([*(slots[t] for t in starts), 0], dtype=torch.int32)
@@ -141,7 +141,7 @@ def sequences(
     tokens_per_page: int = 16,
     num_layers: int = 2,
 ) -> Sequences:
-    """KV of every position that the step may see is random; the rest of the pool is NaN."""
+    """The KV of every position visible to the step is random; the rest of the pool is NaN."""
     totals = [past + new for past, new in lengths]
     blocks = [math.ceil(total / tokens_per_page) for total in totals]
     page_values = 2 * num_kv_heads * tokens_per_page * head_dim

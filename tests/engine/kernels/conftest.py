@@ -4,7 +4,7 @@ from engine.kernels import Kernels, fallback
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.cpu.build import FLAGS
 
-PORTABLE_FLAGS = ("-O2", "-march=x86-64-v3", *FLAGS[2:])  # what an AVX2 machine without bf16 instructions runs
+PORTABLE_FLAGS = ("-O2", "-march=x86-64-v3", *FLAGS[2:])  # the code path of an AVX2 machine without bf16 instructions
 
 
 @pytest.fixture(scope="session")

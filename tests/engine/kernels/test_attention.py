@@ -52,7 +52,7 @@ def test_equals_the_reference_for_every_head_layout(
 
 
 def one_token(case: Sequences, token: int) -> Sequences:
-    """The same pages, with only this token of the step in the batch."""
+    """The same pages with a batch of only this token of the step."""
     starts = case.batch.query_starts
     sequence = int((starts <= token).sum()) - 1
     position = int(case.batch.context_lens[sequence] - starts[sequence + 1]) + token
@@ -66,7 +66,7 @@ def one_token(case: Sequences, token: int) -> Sequences:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("window", [0, 5, 33])
-def test_a_token_is_the_same_alone_in_a_batch_and_in_any_chunk(
+def test_a_token_has_the_same_result_alone_in_a_batch_and_in_any_chunk(
     compiled: CpuKernels, dtype: torch.dtype, window: int
 ) -> None:
     case = sequences(PREFILL, dtype)
@@ -128,7 +128,7 @@ def written(kv: KvCache, case: Sequences, dtype: torch.dtype) -> Tensor:
 
 
 def untouched(kv: KvCache, case: Sequences, dtype: torch.dtype) -> Tensor:
-    """The layer's bytes with the written places blanked out."""
+    """The layer's bytes with the written slots blanked out."""
     copy = KvCache(kv.pool.clone(), kv.num_kv_heads, kv.head_dim)
     pages = reference.kv_pages(copy, LAYER, dtype)
     for s, _, p in reference.tokens_of(case.batch):

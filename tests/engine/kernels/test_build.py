@@ -1,4 +1,4 @@
-"""Compiling the operators: once, whole, and with a clear word where it cannot be done."""
+"""Compiling the operators: once, atomically, and with a clear error if it is not possible."""
 
 import logging
 import os
@@ -24,13 +24,13 @@ def script(path: Path, text: str) -> str:
 
 @pytest.fixture
 def fresh_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
-    """A process that has loaded nothing yet, with an empty cache."""
+    """A loader without a cached library, and an empty cache directory."""
     monkeypatch.setattr(build, "_load", build._load.__wrapped__)
     monkeypatch.setenv("LORAQ_KERNEL_CACHE", str(tmp_path / "cache"))
     return monkeypatch
 
 
-def test_two_processes_at_once_build_once(tmp_path: Path) -> None:
+def test_two_concurrent_processes_build_once(tmp_path: Path) -> None:
     log = tmp_path / "compiled"
     compiler = script(tmp_path / "compiler", f'case "$*" in *bindings*) echo one >> {log};; esac; exec g++ "$@"')
     environment = {**os.environ, "CXX": compiler, "LORAQ_KERNEL_CACHE": str(tmp_path / "cache")}
@@ -45,24 +45,24 @@ def test_two_processes_at_once_build_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache").glob("*.so"))) == 1
 
 
-def test_without_a_compiler_torch_operators_take_their_place(
+def test_without_a_compiler_the_torch_fallback_is_used(
     fresh_load: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fresh_load.setenv("PATH", str(tmp_path))
     fresh_load.delenv("CXX", raising=False)
     with caplog.at_level(logging.WARNING):
         assert load_cpu_kernels.__wrapped__() is fallback
-    assert "no C++ compiler is on the PATH: install g++" in caplog.text
+    assert "there is no C++ compiler on the PATH: install g++" in caplog.text
 
 
-def test_a_compiler_that_fails_is_quoted(fresh_load: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_error_quotes_a_compiler_that_fails(fresh_load: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fresh_load.setenv("CXX", script(tmp_path / "compiler", "echo 'x.cpp:1: error: no such luck' >&2; exit 1"))
     with pytest.raises(KernelBuildError, match=r"could not compile the kernels: .*error: no such luck"):
         build.load_library()
     assert not list((tmp_path / "cache").glob("*.so"))
 
 
-def test_a_cache_that_cannot_be_made_is_named(fresh_load: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_error_names_a_cache_that_cannot_be_created(fresh_load: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     fresh_load.setenv("LORAQ_KERNEL_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(KernelBuildError, match="Set LORAQ_KERNEL_CACHE"):

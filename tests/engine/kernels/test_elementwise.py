@@ -1,4 +1,4 @@
-"""Norms, the gated activation and the statistics of logits."""
+"""Norms, the gated activation and logit statistics."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_silu_mul_equals_the_reference(kernels: Kernels, dtype: torch.dtype, num
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_is_the_same_alone_and_among_others(compiled: CpuKernels, dtype: torch.dtype) -> None:
+def test_a_row_has_the_same_result_alone_and_in_a_batch(compiled: CpuKernels, dtype: torch.dtype) -> None:
     x, weight = random_matrix(133, 576, dtype, 1), random_matrix(1, 576, dtype, 2)[0]
     together, alone = torch.empty_like(x), torch.empty_like(x[:1])
     compiled.rms_norm(x, weight, 1e-5, together)

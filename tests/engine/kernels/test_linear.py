@@ -1,4 +1,4 @@
-"""The packed base product and the embedding that reads it."""
+"""The packed base product, and the embedding that reads the packed weight."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_equals_the_reference(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_is_the_same_alone_and_among_others(compiled: CpuKernels, dtype: torch.dtype) -> None:
+def test_a_row_has_the_same_result_alone_and_in_a_batch(compiled: CpuKernels, dtype: torch.dtype) -> None:
     packed = compiled.pack_linear([random_matrix(200, 576, dtype, 1)])
     x = random_matrix(133, 576, dtype, 2)
     together = torch.empty(133, 200, dtype=dtype)
@@ -42,7 +42,7 @@ def test_a_row_is_the_same_alone_and_among_others(compiled: CpuKernels, dtype: t
         assert torch.equal(some, together[-num_rows:])
 
 
-def test_rows_of_a_wider_buffer_are_taken_and_given(cpu: CpuKernels) -> None:
+def test_input_and_output_may_be_columns_of_wider_buffers(cpu: CpuKernels) -> None:
     x, out = random_matrix(5, 300, torch.bfloat16, 1), torch.zeros(5, 300, dtype=torch.bfloat16)
     packed = cpu.pack_linear([random_matrix(80, 100, torch.bfloat16, 2)])
     cpu.linear(x[:, 100:200], packed, out[:, 10:90])
@@ -63,13 +63,13 @@ def test_embedding_rows_are_the_weight_rows(kernels: Kernels, dtype: torch.dtype
     assert torch.equal(out, weight[ids])
 
 
-def test_a_token_outside_the_vocabulary_is_refused(cpu: CpuKernels) -> None:
+def test_a_token_outside_the_vocabulary_is_rejected(cpu: CpuKernels) -> None:
     packed = cpu.pack_linear([random_matrix(150, 64, torch.float32, 1)])
     with pytest.raises(RuntimeError, match="row 150 is outside"):
         cpu.embed(torch.tensor([150]), packed, torch.empty(1, 64))
 
 
-def test_a_weight_of_another_width_is_refused(cpu: CpuKernels) -> None:
+def test_a_weight_of_another_width_is_rejected(cpu: CpuKernels) -> None:
     packed = cpu.pack_linear([random_matrix(64, 64, torch.float32, 1)])
     with pytest.raises(RuntimeError, match="packed weight does not fit"):
         cpu.linear(torch.zeros(1, 128), packed, torch.empty(1, 64))

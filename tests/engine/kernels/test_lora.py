@@ -1,4 +1,4 @@
-"""Shrink and expand over pages, fused into the base product and alone."""
+"""Shrink and expand over pages, fused into the base product and standalone."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_equals_the_reference_at_real_and_odd_widths(kernels: Kernels, dtype: to
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("y_dtype", DTYPES, ids=str)
-def test_apply_adds_to_what_stands_there(kernels: Kernels, dtype: torch.dtype, y_dtype: torch.dtype) -> None:
+def test_apply_adds_to_the_existing_output(kernels: Kernels, dtype: torch.dtype, y_dtype: torch.dtype) -> None:
     shapes = SHAPES["odd"]
     k, sizes, first = shapes.group("qkv")
     lora = lora_batch(adapter_tables(MIXED_RANKS, shapes, dtype), slots_by_popularity("zipf", 63, len(MIXED_RANKS)))
@@ -97,7 +97,7 @@ def test_rows_without_an_adapter_equal_the_base_product_bit_for_bit(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_token_is_the_same_alone_and_in_any_mix(compiled: CpuKernels, dtype: torch.dtype, group: str) -> None:
+def test_a_token_has_the_same_result_alone_and_in_any_mix(compiled: CpuKernels, dtype: torch.dtype, group: str) -> None:
     shapes = SHAPES["576"]
     tables = adapter_tables(MIXED_RANKS, shapes, dtype)
     slots = slots_by_popularity("uniform", 63, len(MIXED_RANKS))
@@ -110,7 +110,7 @@ def test_a_token_is_the_same_alone_and_in_any_mix(compiled: CpuKernels, dtype: t
     assert torch.equal(half, mixed[20:50])
 
 
-def test_nothing_depends_on_what_scratch_memory_held(cpu: CpuKernels) -> None:
+def test_results_do_not_depend_on_the_contents_of_scratch_memory(cpu: CpuKernels) -> None:
     shapes, dtype = SHAPES["64"], torch.bfloat16
     lora = lora_batch(adapter_tables(MIXED_RANKS, shapes, dtype), slots_by_popularity("uniform", 33, len(MIXED_RANKS)))
     x = random_matrix(33, 64, dtype, 5)
@@ -119,7 +119,7 @@ def test_nothing_depends_on_what_scratch_memory_held(cpu: CpuKernels) -> None:
     assert torch.equal(run_fused(cpu, shapes, "qkv", x, lora, dtype), first)
 
 
-def test_adapters_are_read_from_the_pool_itself(cpu: CpuKernels) -> None:
+def test_adapters_are_read_directly_from_the_pool(cpu: CpuKernels) -> None:
     shapes, dtype = SHAPES["64"], torch.float32
     lora = lora_batch(adapter_tables([(8,) * 7], shapes, dtype), [0, 0])
     x = random_matrix(2, 64, dtype, 5)

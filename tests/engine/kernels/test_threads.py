@@ -1,4 +1,4 @@
-"""The number of threads changes the time that a result takes, never the result."""
+"""The number of threads never changes a result."""
 
 from collections.abc import Callable, Iterator
 
@@ -21,7 +21,7 @@ DTYPES = (torch.bfloat16, torch.float32)
 
 
 @pytest.fixture(autouse=True)
-def same_threads_after() -> Iterator[None]:
+def restored_thread_count() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

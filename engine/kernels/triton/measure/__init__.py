@@ -1,1 +1,1 @@
-"""What the kernels are measured and compiled with ahead: shapes, workloads, costs. Never imported by a kernel."""
+"""Measuring the kernels and compiling them ahead of time: shapes, workloads, costs. Kernels never import this."""

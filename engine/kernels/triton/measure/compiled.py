@@ -1,7 +1,7 @@
-"""What the compiler makes of every launch, read from PTX and machine code; needs no GPU.
+"""Properties of every compiled launch, read from PTX and machine code; needs no GPU.
 
 `python -m engine.kernels.triton.measure.compiled` compiles all launches of the table for all architectures and writes
-what it read into docs/kernels.md.
+the results to docs/kernels.md.
 """
 
 import os
@@ -58,7 +58,7 @@ WIDE_LOAD = 16
 
 @dataclass(frozen=True)
 class Facts:
-    """Of one compiled kernel: per thread, per block, per multiprocessor. Loads in bytes of one instruction."""
+    """Properties of a compiled kernel, per thread, block or multiprocessor. `weight_loads`: bytes per instruction."""
 
     registers: int
     spills: int
@@ -69,11 +69,11 @@ class Facts:
 
 
 Read = tuple[str, Architecture, Launch, Facts]
-"""A launch that was compiled: the phase and the architecture it is for, and what was found."""
+"""(phase, architecture, launch, facts) of a compiled launch."""
 
 
 def compile_launch(launch: Launch, architecture: Architecture) -> Any:
-    """Triton's compiled kernel, specialised as the launch itself would be."""
+    """Triton's compiled kernel, specialised as in a real launch."""
     signature: dict[str, str] = {}
     constants: dict[str, object] = dict(launch.constants)
     attributes: dict[tuple[int, ...], list[list[str | int]]] = {}
@@ -90,15 +90,15 @@ def compile_launch(launch: Launch, architecture: Architecture) -> Any:
 
 
 def _specialised(launch: Launch) -> Iterator[tuple[str, str, bool]]:
-    """(name, type, whether it is a multiple of 16) of each argument as Triton sees it: 1 and None are constants."""
-    free = _free(launch.kernel)
+    """(name, type, whether it is a multiple of 16) of each argument in Triton's terms: 1 and None are constants."""
+    free = _unspecialised(launch.kernel)
     for name, value in zip(launch.kernel.arg_names, launch.arguments, strict=False):
         constant = value is None or (isinstance(value, int) and value == 1 and name not in free)
         yield name, "constexpr" if constant else _type(value), name not in free and not constant and _divisible(value)
 
 
-def _free(kernel: Any) -> set[str]:
-    """Arguments whose values no kernel is compiled for; the interpreter keeps what the decorator was given."""
+def _unspecialised(kernel: Any) -> set[str]:
+    """Arguments that are not specialised; an interpreted kernel has them in the decorator's arguments."""
     if isinstance(kernel, InterpretedFunction):
         return set(kernel.kwargs["do_not_specialize"] or ())
     return {p.name for p in kernel.params if p.do_not_specialize}
@@ -143,14 +143,14 @@ def _cuobjdump(cubin: Path, what: str) -> str:
 
 
 def occupancy(registers: int, shared_bytes: int, num_warps: int, architecture: Architecture) -> float:
-    """Share of a multiprocessor's warps that can be resident: registers go out in 256s per warp, a block pays 1 KiB."""
+    """Share of a multiprocessor's warps that can be resident: a warp allocates registers by 256, a block 1 KiB."""
     by_registers = REGISTERS_PER_SM // (-(-registers * 32 // 256) * 256 * num_warps)
     by_shared = SHARED_PER_SM[architecture] // (shared_bytes + 1024)
     return min(by_registers, by_shared, WARPS_PER_SM // num_warps, BLOCKS_PER_SM) * num_warps / WARPS_PER_SM
 
 
 def _weight_loads(ptx: str) -> Iterator[int]:
-    """Bytes of every global load that comes from a source line which reads adapters or KV."""
+    """Bytes of every global load from a source line that reads adapters, KV or weights."""
     wanted = set(_weight_lines())
     files = {number: Path(name).name for number, name in re.findall(r'\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]+)"', ptx)}
     place: tuple[str, int] = ("", 0)
@@ -170,7 +170,7 @@ def _weight_lines() -> Iterator[tuple[str, int]]:
 
 
 def distinct(launches: Iterable[Launch]) -> list[Launch]:
-    """One launch of each that compiles to something of its own."""
+    """One launch per compiled variant."""
     found: dict[tuple[object, ...], Launch] = {}
     for launch in launches:
         found.setdefault(variant_of(launch), launch)
@@ -178,13 +178,13 @@ def distinct(launches: Iterable[Launch]) -> list[Launch]:
 
 
 def variant_of(launch: Launch) -> tuple[object, ...]:
-    """What it is compiled for: two launches with the same are one kernel."""
+    """The key of a compiled variant: launches with the same key share one compiled kernel."""
     arguments = tuple(_specialised(launch))
     return launch.name, arguments, tuple(launch.constants.items()), launch.num_warps, launch.num_stages
 
 
 def table(found: Iterable[Read]) -> str:
-    """One Markdown row for each kernel, phase and architecture: the worst of all models' shapes."""
+    """One Markdown row per kernel, phase and architecture: the worst over the shapes of all models."""
     rows: dict[tuple[str, str, Architecture], list[tuple[Launch, Facts]]] = defaultdict(list)
     for phase, architecture, launch, facts in found:
         rows[launch.name, phase, architecture].append((launch, facts))
@@ -206,7 +206,7 @@ def table(found: Iterable[Read]) -> str:
 
 
 def variants(architecture: Architecture) -> list[tuple[str, Launch]]:
-    """(phase, launch) of everything that the models' steps compile to on an architecture."""
+    """(phase, launch) of all variants of the models' steps on an architecture."""
     by_phase: dict[str, list[Launch]] = defaultdict(list)
     for phase, launch in all_launches(architecture):
         by_phase[phase].append(launch)
@@ -219,7 +219,7 @@ def _read_variant(place: tuple[Architecture, int]) -> Facts:
 
 
 def read_all() -> Iterator[Read]:
-    """Every variant for every architecture, in a process for each core: the compiler has one thread."""
+    """Every variant for every architecture, with one process per core, as the compiler is single-threaded."""
     every = [(a, i, *found) for a in ARCHITECTURES for i, found in enumerate(variants(a))]
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as processes:
         facts = processes.map(_read_variant, [(a, i) for a, i, _, _ in every])
@@ -227,24 +227,24 @@ def read_all() -> Iterator[Read]:
             yield phase, architecture, launch, read_facts
 
 
-def _told(found: Iterable[Read]) -> Iterator[Read]:
+def _logged(found: Iterable[Read]) -> Iterator[Read]:
     for phase, architecture, launch, facts in found:
         sys.stderr.write(f"sm_{architecture} {phase} {launch.name}: {facts}\n")
         yield phase, architecture, launch, facts
 
 
 def write_section(document: Path, name: str, text: str) -> None:
-    """Replace what stands between a section's two marks."""
+    """Replace the text between a section's markers."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     before, rest = document.read_text().split(begin)
     document.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")
 
 
 def main() -> None:
-    """Compile everything and write docs/kernels.md."""
+    """Compile everything and update docs/kernels.md."""
     write_section(DOCUMENT, "cost", report())
-    made = f"Triton {triton.__version__}, bf16 or as named, `python -m engine.kernels.triton.measure.compiled`"
-    write_section(DOCUMENT, "compiled", f"{made}\n\n{table(_told(read_all()))}")
+    source = f"Triton {triton.__version__}, bf16 or as named, `python -m engine.kernels.triton.measure.compiled`"
+    write_section(DOCUMENT, "compiled", f"{source}\n\n{table(_logged(read_all()))}")
 
 
 if __name__ == "__main__":

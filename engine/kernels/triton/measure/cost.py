@@ -1,4 +1,4 @@
-"""Bytes and FLOPs of one decode step, from shapes alone, and what share of a GPU's bandwidth each kernel must reach."""
+"""Bytes and FLOPs of one decode step, from shapes alone, and the share of a GPU's bandwidth each kernel must reach."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ LARGE_BYTES = 64_000_000
 LARGE_SHARE = 0.70
 SMALL_EXTRA_S = 3e-6
 RATIO_KEPT = 0.95
-# Assumed, not measured: what a launch less saves in a replayed graph, the L2's speed over the memory's, and how fast
-# one program of a few warps reads.
+# Assumed, not measured: the time that one launch less saves in a replayed graph, the L2's bandwidth relative to the
+# memory's, and the read bandwidth of one program of a few warps.
 LAUNCH_S, L2_SPEEDUP, PROGRAM_BYTES_PER_S = 2e-6, 3, 60e9
 
 
 @dataclass(frozen=True)
 class Load:
-    """One decode step: each of `requests` sequences computes one token; adapters adapt all seven projections."""
+    """One decode step: each of `requests` sequences computes one token; adapters cover all seven projections."""
 
     model: ModelShape
     requests: int
@@ -31,7 +31,7 @@ class Load:
 
 @dataclass(frozen=True)
 class KernelCost:
-    """Of one step: launches, and bytes and FLOPs of all of them. `is_lora`: what is not there without adapters."""
+    """One kernel's cost in a step: launches, and their total bytes and FLOPs. `is_lora`: runs only with adapters."""
 
     name: str
     launches: int
@@ -44,19 +44,19 @@ class KernelCost:
         """Bytes that one launch moves."""
         return self.num_bytes / self.launches
 
-    def least_s(self, bandwidth: float) -> float:
-        """Seconds of one launch at the memory's full speed."""
+    def minimum_s(self, bandwidth: float) -> float:
+        """Seconds per launch at full memory bandwidth."""
         return self.bytes_per_launch / bandwidth
 
     def share_to_reach(self, bandwidth: float) -> float:
-        """70 % of the bandwidth from 64 MB on; below that, what 3 µs more than the least time leave."""
+        """70 % of the bandwidth from 64 MB; below that, the share that allows 3 µs more than the minimum time."""
         if self.bytes_per_launch >= LARGE_BYTES:
             return LARGE_SHARE
-        return self.least_s(bandwidth) / (self.least_s(bandwidth) + SMALL_EXTRA_S)
+        return self.minimum_s(bandwidth) / (self.minimum_s(bandwidth) + SMALL_EXTRA_S)
 
 
 def decode_step(load: Load) -> list[KernelCost]:
-    """Every kernel of a step. Weights, adapters and KV are read once; activations are read and written once."""
+    """The cost of every kernel of a step. Weights, adapters and KV are read once, activations read and written once."""
     return [*_base(load), *_lora(load), *_attention(load), *_rest(load)]
 
 
@@ -107,21 +107,21 @@ def _rest(load: Load) -> Iterator[KernelCost]:
 
 
 def ratio(costs: list[KernelCost]) -> float:
-    """Decode speed with adapters over that without, if both moved their bytes at the same speed."""
+    """Decode speed with adapters relative to that without, if both reach the same bandwidth."""
     lora = sum(cost.num_bytes for cost in costs if cost.is_lora)
     return 1 - lora / sum(cost.num_bytes for cost in costs)
 
 
 def lora_share_to_reach(costs: list[KernelCost]) -> float:
-    """The LoRA kernels' speed over that of the rest which keeps 95 % of `ratio`."""
+    """The LoRA kernels' bandwidth relative to the other kernels' that is needed to keep 95 % of `ratio`."""
     allowed = ratio(costs)
     return (1 / allowed - 1) / (1 / (RATIO_KEPT * allowed) - 1)
 
 
 def fused_added_s(load: Load, group: str, bandwidth: float) -> float:
-    """Seconds that one launch for shrink and expand would add, by model: every block of columns repeats the shrink.
+    """Modelled seconds that fusing shrink and expand would add, since every block of columns repeats the shrink.
 
-    All blocks read their projection's A, from the L2; and each of them alone reads it whole before it begins to expand.
+    All blocks read their projection's A from the L2, and each block reads all of it before it starts to expand.
     """
     k, sizes, _ = load.model.groups[group]
     columns = EXPAND["decode", 90].tiles_n * TILE_COLUMNS
@@ -139,13 +139,13 @@ def report(load: Load = EXAMPLE) -> str:
     lines = [
         *_summary(load, costs),
         "",
-        "| kernel | launches | MB a launch | MFLOP a launch | "
-        + " | ".join(f"µs at {gpu}'s full speed | share to reach" for gpu in BANDWIDTH)
+        "| kernel | launches | MB per launch | MFLOP per launch | "
+        + " | ".join(f"µs at full bandwidth, {gpu} | share to reach" for gpu in BANDWIDTH)
         + " |",
         "| --- |" + " ---: |" * (3 + 2 * len(BANDWIDTH)),
     ]
     for cost in costs:
-        times = (f"{1e6 * cost.least_s(b):.2f} | {cost.share_to_reach(b):.2f}" for b in BANDWIDTH.values())
+        times = (f"{1e6 * cost.minimum_s(b):.2f} | {cost.share_to_reach(b):.2f}" for b in BANDWIDTH.values())
         size = f"{cost.bytes_per_launch / 1e6:.2f} | {cost.flops / cost.launches / 1e6:.1f}"
         lines.append(f"| {cost.name} | {cost.launches} | {size} | {' | '.join(times)} |")
     return "\n".join(lines)
@@ -160,9 +160,9 @@ def _summary(load: Load, costs: list[KernelCost]) -> list[str]:
     )
     return [
         f"{load.model.name}, {load.requests} requests, {load.adapters} adapters of rank {load.rank}, context",
-        f"{load.context}, bf16: {total / 1e9:.2f} GB a step, {adapters / 1e9:.2f} GB of them adapters.",
-        f"By bytes alone a step with adapters runs at {ratio(costs):.3f} of the speed without. To keep 95 % of that,",
-        f"the {num_launches} LoRA launches must together move their bytes at {share:.2f} of the speed of the rest:",
-        f"each has this many µs besides its least time: {spare}.",
-        "The share to reach of one kernel is 0.70 from 64 MB on; below that, what its least time and 3 µs make.",
+        f"{load.context}, bf16: {total / 1e9:.2f} GB per step, {adapters / 1e9:.2f} GB of it for adapters.",
+        f"By bytes alone, a step with adapters runs at {ratio(costs):.3f} of the speed without. To keep 95 % of that,",
+        f"the {num_launches} LoRA launches together must reach {share:.2f} of the bandwidth of the other launches:",
+        f"each may take this many µs more than its minimum time: {spare}.",
+        "The share to reach for one kernel is 0.70 from 64 MB; below that, it allows 3 µs more than the minimum time.",
     ]

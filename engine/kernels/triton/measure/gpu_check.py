@@ -1,7 +1,7 @@
-"""Measures the CUDA kernels and holds them to their targets; `engine.check.gpu` is the command.
+"""Measure the CUDA kernels and compare them with their targets; the command is `engine.check.gpu`.
 
-Each LoRA kernel and attention in a model's shapes, with a cold L2 and without launch costs (a replayed graph), against
-what a copy on the same device reaches and against two ways to do it with torch alone.
+Measures each LoRA kernel and attention in a model's shapes, with a cold L2 and without launch costs (a replayed graph),
+relative to a copy on the same device and to two implementations in plain torch.
 """
 
 import statistics
@@ -38,7 +38,7 @@ Timer = Callable[[Callable[[], object]], float]
 
 @dataclass(frozen=True)
 class KernelScale:
-    """What is measured. A case is the adapters' ranks and the tokens of each; attention has `requests` sequences."""
+    """Sizes of a run. A case is the adapters' ranks and tokens; attention runs with `requests` sequences."""
 
     shape: ModelShape
     dtype: torch.dtype
@@ -67,7 +67,7 @@ LLAMA_KERNELS = KernelScale(
 
 @dataclass(frozen=True)
 class Measurement:
-    """Median seconds of one call; bytes that it must move; how many times longer the torch loop and products take."""
+    """Median seconds per call, the bytes it must move, and how many times longer the two torch versions take."""
 
     kernel: str
     case: str
@@ -81,7 +81,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Clock:
-    """Times work, and knows what a copy on the same device reaches."""
+    """A timer, and the bandwidth of a copy on the same device."""
 
     seconds: Timer
     copy_bandwidth: float
@@ -89,7 +89,7 @@ class Clock:
     def measure(
         self, kernel: str, case: str, work: Callable[[], object], num_bytes: int, launches: int = 1
     ) -> Measurement:
-        """Time some launches and hold them to the target for their size; each may add its share to the least time."""
+        """Time launches and compare them with the target for their size; each launch may add to the minimum time."""
         seconds, least = self.seconds(work), num_bytes / self.copy_bandwidth
         share = least / seconds
         reached = share >= LARGE_SHARE if num_bytes >= LARGE_BYTES else seconds <= least + launches * SMALL_EXTRA_S
@@ -97,7 +97,7 @@ class Clock:
 
 
 def gpu_clock() -> Clock:
-    """With a cold L2, by replays of a captured graph."""
+    """Times replays of a captured graph with a cold L2."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     source = torch.empty(COPY_BYTES // 2, dtype=torch.uint8, device="cuda")
     target, stream = torch.empty_like(source), torch.cuda.Stream()
@@ -127,16 +127,16 @@ def gpu_clock() -> Clock:
 
 
 def without_launch_time(timer: Timer, trivial: Callable[[], object]) -> Timer:
-    """A timer that leaves out what starting a graph takes, which is as long as a small kernel: that of a trivial one.
+    """A timer that subtracts the time of a graph with one trivial kernel: launching takes as long as a small kernel.
 
-    The trivial kernel's own time goes with it, a microsecond or so. Never less than events can tell apart.
+    This also subtracts the trivial kernel's own time, about a microsecond. Returns at least the resolution of events.
     """
     start = timer(trivial)
     return lambda work: max(timer(work) - start, RESOLUTION_S)
 
 
 def run_all(launches: list[Launch]) -> None:
-    """One after the other."""
+    """Run the launches in order."""
     for launch in launches:
         run(launch)
 
@@ -163,7 +163,7 @@ def _measure_group(clock: Clock, case: str, group: str, work: Workload) -> Itera
 
 
 def _bytes_moved(work: Workload) -> tuple[int, int]:
-    """(shrink, expand): adapters and x read once, y read and written once; the intermediate is not counted."""
+    """(shrink, expand): adapters and x read once, y read and written once; the intermediate is excluded."""
     a = sum(a.nbytes for adapter in work.matrices for a, _, _ in adapter)
     b = sum(b.nbytes for adapter in work.matrices for _, b, _ in adapter)
     return a + work.x.nbytes, b + 2 * work.y.nbytes
@@ -173,7 +173,7 @@ def _against_torch(clock: Clock, work: Workload, both: Measurement) -> Measureme
     bounds, y = work.lora.segments.tolist(), work.y.clone()
     loop = clock.seconds(lambda: torch_loop(work, y, bounds))
     gathered = None
-    if len(work.x) <= len(work.matrices):  # every token's own copy of its adapter does not fit otherwise
+    if len(work.x) <= len(work.matrices):  # otherwise a copy of the adapter per token does not fit
         slots = torch.arange(len(work.x), device=y.device)
         padded = Padded.of(work)
         gathered = clock.seconds(lambda: gathered_products(work, padded, y, slots)) / both.seconds
@@ -182,7 +182,7 @@ def _against_torch(clock: Clock, work: Workload, both: Measurement) -> Measureme
 
 
 def check_shapes(scale: KernelScale) -> float:
-    """Largest error over all cases and groups, in units of the tolerance, against the loop in fp32."""
+    """Largest error over all cases and groups relative to the torch loop in fp32, in units of the tolerance."""
     worst = 0.0
     for ranks, tokens in scale.cases.values():
         tables = adapter_tables(scale.shape, ranks, scale.dtype, scale.device)
@@ -231,7 +231,7 @@ def _sequences(scale: KernelScale, context: int) -> tuple[KvCache, AttentionBatc
 
 @dataclass(frozen=True)
 class KernelReport:
-    """All that was found; `worst_error` in units of the tolerance."""
+    """The results; `worst_error` is in units of the tolerance."""
 
     worst_error: float
     copy_bandwidth: float
@@ -239,7 +239,7 @@ class KernelReport:
 
 
 def measure_kernels(scale: KernelScale, make_clock: Callable[[], Clock]) -> KernelReport:
-    """Check the shapes, then measure."""
+    """Check the results in all shapes, then measure."""
     worst = check_shapes(scale)
     clock = make_clock()
     found = [*measure_lora(clock, scale), *measure_attention(clock, scale)]

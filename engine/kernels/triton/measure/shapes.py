@@ -1,4 +1,4 @@
-"""Every launch of a model's steps, recorded without a device."""
+"""Every launch in the steps of a model, recorded without a device."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from engine.kernels.triton.table import Architecture
 from engine.kernels.types import TILE_COLUMNS, AttentionBatch, KvCache, Limits, LoraBatch, LoraTables, PackedLinear
 
 TOKENS_PER_PAGE = 16
-# Sequences, and tokens of each as far as the host knows. Of prefill and decode in one step nothing is compiled anew.
+# Number of sequences and tokens per sequence, as known to the host. A mixed step needs no additional variants.
 STEPS = {"decode": (32, 1), "prefill": (1, 2048), "invariant": (4, 128), "mixed": (32, 16)}
 COMPILED = ("decode", "prefill", "invariant")
 WITH_DOT = ("shrink", "expand", "attend", "linear")
@@ -47,7 +47,7 @@ class ModelShape:
         }
 
     def page_bytes(self, dtype: torch.dtype) -> int:
-        """A page of TOKENS_PER_PAGE tokens, filled up to whole tiles as the engine does."""
+        """Bytes of a page of TOKENS_PER_PAGE tokens, rounded up to whole tiles as in the engine."""
         tile = tile_bytes(dtype)
         return -(-TOKENS_PER_PAGE * 2 * self.num_kv_heads * self.head_dim * dtype.itemsize // tile) * tile
 
@@ -63,7 +63,7 @@ LLAMA = MODELS[1]
 def launches(
     model: ModelShape, architecture: Architecture, phase: str, dtype: torch.dtype = torch.bfloat16
 ) -> list[Launch]:
-    """What one layer and the ends of the decoder start in a step; nothing is computed."""
+    """The launches of one layer, the embedding and the head in a step; nothing is computed."""
     recorded: list[Launch] = []
     kernels = TritonKernels(recorded.append, architecture, batch_invariant=phase == "invariant")
     num_sequences, tokens = STEPS[phase]
@@ -89,7 +89,7 @@ def launches(
 
 
 def _adapt_embedding(kernels: TritonKernels, step: "_Step") -> None:
-    """One adapter's expansion of what it looks up, of ranks that are whole blocks and that are not."""
+    """One adapter's expansion of its embedding rows, for ranks that do and do not fill whole blocks."""
     rows = step.num_tokens // step.num_sequences
     bounds, slots = step.integers(2), step.integers(1)
     for rank in (RANK, RANK // 2):
@@ -100,7 +100,7 @@ def _adapt_embedding(kernels: TritonKernels, step: "_Step") -> None:
 
 
 def _logits(kernels: TritonKernels, step: "_Step", *, is_invariant: bool) -> None:
-    """The head of a row for each sequence, the adapters' share of a stripe of it, and what sampling reads of it."""
+    """The head for one row per sequence, the adapters' part of a stripe of it, and the statistics for sampling."""
     model, rows = step.model, step.num_sequences
     logits, x = torch.empty(rows, model.vocabulary, device="meta"), step.values(rows, model.hidden)
     if is_invariant:
@@ -111,7 +111,7 @@ def _logits(kernels: TritonKernels, step: "_Step", *, is_invariant: bool) -> Non
 
 
 def _draw(kernels: TritonKernels, vocabulary: int) -> None:
-    """Of a few rows, all of them restricted."""
+    """Draw from a few rows, all of them restricted."""
     floats, ids = (torch.empty(4, dtype=dtype, device="meta") for dtype in (torch.float64, torch.int64))
     kernels.draw(torch.empty(4, vocabulary, device="meta"), Limits(floats, floats, floats, ids, ids, floats))
 
@@ -128,7 +128,7 @@ def _attend(kernels: TritonKernels, step: "_Step") -> None:
 
 @dataclass(frozen=True)
 class _Step:
-    """Tensors without memory; only the adapters' ranks, which the host reads, exist."""
+    """Tensors without memory, except the adapters' ranks, which the host reads."""
 
     model: ModelShape
     num_tokens: int
@@ -170,9 +170,9 @@ class _Step:
 
 
 def all_launches(architecture: Architecture) -> Iterator[tuple[str, Launch]]:
-    """(what for, launch) of every model's steps, for one architecture's rows of the table.
+    """(phase, launch) of every model's steps, for one architecture's rows of the table.
 
-    In bf16; besides, the products of one model in fp16, whose expand multiplies in another way.
+    In bf16, plus the products of one model in fp16, whose expand multiplies differently.
     """
     for model in MODELS:
         for phase in COMPILED:

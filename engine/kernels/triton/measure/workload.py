@@ -1,4 +1,4 @@
-"""A step of random adapters over a pool, and what one would write without kernels: a torch loop and padded products."""
+"""A step of random adapters over a pool, and plain torch versions of it: a loop, and padded batched products."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Matrices = tuple[Tensor, Tensor, float]
 
 @dataclass(frozen=True)
 class Workload:
-    """One fused group over a step: `x` [T, K], `y` [T, sum N], and each adapter's matrices copied out of the pages."""
+    """One fused group in a step: `x` [T, K], `y` [T, sum N], and a copy of each adapter's matrices."""
 
     x: Tensor
     y: Tensor
@@ -29,7 +29,7 @@ class Workload:
 def adapter_tables(
     model: ModelShape, ranks: Sequence[int], dtype: torch.dtype, device: str, seed: int = 0
 ) -> LoraTables:
-    """One adapter of all seven projections per rank, on one layer's pages in random order."""
+    """One adapter per rank, on all seven projections, in one layer's pages in random order."""
     generator = torch.Generator().manual_seed(seed)
     tiles_per_page = model.page_bytes(dtype) // tile_bytes(dtype)
     shapes = [(k, n) for k, sizes, _ in model.groups.values() for n in sizes]
@@ -54,7 +54,7 @@ def adapter_tables(
 def workload(
     model: ModelShape, group: str, tables: LoraTables, tokens_per_adapter: Sequence[int], dtype: torch.dtype
 ) -> Workload:
-    """A step in which adapter i has that many neighbouring tokens."""
+    """A step in which adapter i has that many consecutive tokens."""
     device = tables.pool.device
     k, sizes, projection = model.groups[group]
     bounds = torch.tensor([0, *tokens_per_adapter]).cumsum(0).to(torch.int32)
@@ -88,7 +88,7 @@ def _matrices(tables: LoraTables, slot: int, projection: int, k: int, n: int, dt
 
 
 def torch_loop(work: Workload, y: Tensor, bounds: Sequence[int]) -> None:
-    """y += s (x A^T) B, two products for each adapter and projection."""
+    """y += s (x A^T) B, with two products per adapter and projection."""
     for (start, end), adapter in zip(pairwise(bounds), work.matrices, strict=True):
         for columns, (a, b, scale) in zip(torch.split(y[start:end], list(work.sizes), dim=1), adapter, strict=True):
             columns.addmm_(work.x[start:end] @ a.T, b, alpha=scale)
@@ -96,14 +96,14 @@ def torch_loop(work: Workload, y: Tensor, bounds: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class Padded:
-    """Every adapter's matrices in a stack, padded to the largest rank: [adapters, K, R] and [adapters, R, N]."""
+    """All adapters' matrices stacked and padded to the largest rank: [adapters, K, R] and [adapters, R, N]."""
 
     down: tuple[Tensor, ...]
     up: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, work: Workload) -> "Padded":
-        """The scale is put into B."""
+        """Stack a workload's matrices; B includes the scale."""
         rank = max(len(a) for adapter in work.matrices for a, _, _ in adapter)
         down, up = [], []
         for projection in zip(*work.matrices, strict=True):
@@ -119,6 +119,6 @@ def _to_rank(matrix: Tensor, rank: int) -> Tensor:
 
 
 def gathered_products(work: Workload, padded: Padded, y: Tensor, slots: Tensor) -> None:
-    """y += (x A^T) B, with a copy of its adapter's padded matrices for every token."""
+    """y += (x A^T) B, with a copy of the adapter's padded matrices per token."""
     for columns, down, up in zip(torch.split(y, list(work.sizes), dim=1), padded.down, padded.up, strict=True):
         columns += torch.bmm(torch.bmm(work.x[:, None], down[slots]), up[slots])[:, 0]

@@ -1,4 +1,4 @@
-"""The kernels are right: the grid in Triton's interpreter, which must be switched on before Triton is imported."""
+"""Runs the grid in Triton's interpreter, in a new process, as it must be enabled before Triton is imported."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which backend a device gets."""
+"""The backend of each device."""
 
 import subprocess
 import sys
@@ -9,11 +9,11 @@ from engine.kernels import load_cpu_kernels, load_kernels
 from engine.kernels.triton import TritonKernels
 
 
-def test_a_device_gets_its_backend() -> None:
+def test_each_device_has_its_backend() -> None:
     assert load_kernels("cpu") is load_cpu_kernels()
     assert isinstance(load_kernels("cuda"), TritonKernels)
     assert isinstance(load_kernels("cuda:1"), TritonKernels)
-    with pytest.raises(AssertionError, match="not for 'tpu'"):
+    with pytest.raises(AssertionError, match="but not for 'tpu'"):
         load_kernels("tpu")
 
 

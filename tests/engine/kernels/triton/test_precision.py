@@ -1,4 +1,4 @@
-"""torch's own products, which the CUDA backend takes for the base weights, are told how exact they must be."""
+"""The CUDA backend sets the precision of torch's products, which it uses for the base weights."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from engine.kernels.triton import TritonKernels
 
 @pytest.fixture
 def _loose() -> Iterator[None]:
-    """As a host program may have left the settings."""
+    """Imprecise settings, as a host program may have left them."""
     matmul = torch.backends.cuda.matmul
     before = (
         torch.get_float32_matmul_precision(),

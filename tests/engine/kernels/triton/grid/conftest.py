@@ -1,4 +1,4 @@
-"""Runs on the device where there is one, else in Triton's interpreter, else not at all."""
+"""Runs on a GPU if there is one, or in Triton's interpreter if it is enabled; otherwise not at all."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ if not INTERPRETED and not torch.cuda.is_available():
 
 @pytest.fixture(scope="session")
 def kernels() -> OnDevice:
-    """The backend over tensors of the CPU, its scratch full of NaN at each use; in the interpreter under watch."""
+    """The backend for CPU tensors, with NaN-filled scratch; in the interpreter, memory accesses are checked."""
     from engine.kernels.triton import TritonKernels
 
     backend = TritonKernels(run_here)

@@ -1,4 +1,4 @@
-"""A backend that takes and gives tensors of the CPU, wherever it computes."""
+"""A wrapper that lets tests use CPU tensors with a backend on any device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class OnDevice:
-    """Moves what an operator is given to the device, and back what it may have written."""
+    """Copies an operator's arguments to the device, and back after the call."""
 
     def __init__(self, backend: Any, device: str) -> None:
         self.backend, self.device = backend, device
@@ -31,8 +31,8 @@ class OnDevice:
             result = operator(
                 *(self._move(a, moved) for a in arguments), **{k: self._move(a, moved) for k, a in named.items()}
             )
-            for own, there in moved:
-                own.copy_(there)
+            for original, copy in moved:
+                original.copy_(copy)
             return self._back(result)
 
         return call
@@ -53,7 +53,7 @@ class OnDevice:
 
 
 def run_here(launch: Launch) -> None:
-    """Start a kernel on the device, or in the interpreter under watch."""
+    """Launch a kernel on the device, or in the interpreter with its memory accesses checked."""
     from engine.kernels.triton.launch import run
 
     if INTERPRETED:
@@ -65,7 +65,7 @@ def run_here(launch: Launch) -> None:
 
 
 def grid(quick: list[Any], full: list[Any]) -> list[Any]:
-    """The cases to run: some of them in CI, all of them by `make kernels-full` and on a GPU."""
+    """The cases to run: a subset in CI, all of them with `make kernels-full` and on a GPU."""
     return full if FULL else quick
 
 

@@ -1,4 +1,4 @@
-"""Attention over pages and the KV write against the reference; scratch is NaN, and so is KV that no token may see."""
+"""Attention over pages and the KV write against the reference; scratch and KV that no token may see are NaN."""
 
 import dataclasses
 from itertools import pairwise, product
@@ -77,10 +77,10 @@ def test_attention_equals_the_reference_for_every_head_layout(
 
 @pytest.mark.parametrize("dtype", grid([BF16], list(DTYPES)))
 @pytest.mark.parametrize("step", ["long", "chunk"])
-def test_decode_takes_the_context_whole_where_its_parts_would_take_too_much_memory(
+def test_decode_does_not_split_the_context_if_the_parts_would_need_too_much_memory(
     kernels: OnDevice, dtype: torch.dtype, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The parts are those of one token of each sequence, however many tokens the others have."""
+    """The parts are counted for one token per sequence, for any number of tokens in the other sequences."""
     case, names = sequences(STEPS[step], dtype), list[str]()
     prefill = ["attend"] if step == "chunk" else []
 
@@ -113,7 +113,7 @@ def test_decode_takes_the_context_whole_where_its_parts_would_take_too_much_memo
         ("chunk", True, [("invariant", "attend")]),
     ],
 )
-def test_sequences_of_one_token_have_decodes_blocks_and_the_others_prefills(
+def test_sequences_of_one_token_use_the_decode_blocks_and_the_others_the_prefill_blocks(
     step: str, invariant: bool, launched: list[tuple[str, str]]
 ) -> None:
     case, started = sequences(STEPS[step], BF16), list[Launch]()
@@ -138,7 +138,9 @@ def test_the_grids_do_not_depend_on_which_sequences_decode() -> None:
 
 
 @pytest.mark.parametrize("dtype", grid([BF16], list(DTYPES)))
-def test_a_token_that_decodes_is_the_same_beside_prefill_as_without(kernels: OnDevice, dtype: torch.dtype) -> None:
+def test_a_decoded_token_is_the_same_with_and_without_prefill_in_the_step(
+    kernels: OnDevice, dtype: torch.dtype
+) -> None:
     case = sequences(STEPS["chunk"], dtype)
     q = queries(case, dtype)
     y = attend(kernels, case, q, dtype)
@@ -155,7 +157,7 @@ def test_a_token_that_decodes_is_the_same_beside_prefill_as_without(kernels: OnD
 def test_invariant_attention_of_a_sequence_is_the_same_alone_and_in_any_step(
     kernels: OnDevice, dtype: torch.dtype
 ) -> None:
-    """To the last bit, also when it comes in pieces."""
+    """Bit for bit, also if the sequence is computed in chunks."""
     ours = OnDevice(TritonKernels(run_here, batch_invariant=True), kernels.device)
     case = sequences(STEPS["chunk"], dtype)
     q = queries(case, dtype)
@@ -176,7 +178,7 @@ def rope_table(positions: int, rotary_dim: int) -> Tensor:
     return torch.cat([angles.cos(), angles.sin()], dim=1).contiguous()
 
 
-def test_in_decode_a_token_is_the_same_alone_and_beside_longer_sequences(kernels: OnDevice) -> None:
+def test_in_decode_a_token_is_the_same_alone_and_with_longer_sequences(kernels: OnDevice) -> None:
     together, alone = sequences([(40, 1), (300, 1)], BF16), sequences([(40, 1)], BF16)
     q = queries(together, BF16)
     both = attend(kernels, together, q, BF16)
@@ -214,7 +216,7 @@ def test_rope_writes_keys_and_values_to_their_pages(
 
 
 def places(kv: KvCache, case: Sequences, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(k and v of the step's tokens, the pool's bytes with these blanked out)."""
+    """(k and v of the step's tokens, the pool's bytes with these slots blanked out)."""
     blanked = KvCache(kv.pool.clone(), kv.num_kv_heads, kv.head_dim)
     pages, blank = (reference.kv_pages(cache, LAYER, dtype) for cache in (kv, blanked))
     found = []

@@ -1,4 +1,4 @@
-"""Drawing against the float64 reference, and a row's token whatever stands beside it."""
+"""Drawing against the float64 reference; a row's token does not depend on the other rows."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ ROWS = 8
 
 
 def limits_for(rows: list[int]) -> Limits:
-    """Row i draws at its own number, by parameters of its own; every second one is restricted."""
+    """Every row has its own random number and parameters; every second one is restricted."""
     restricted = [index for index, row in enumerate(rows) if row % 2]
     floats = {"dtype": torch.float64}
     return Limits(
@@ -34,7 +34,7 @@ def logits(size: int) -> Tensor:
 
 
 @pytest.mark.parametrize("size", grid([1, 100, 3000], [1, 7, 100, 3000, 49152]))
-def test_tokens_are_those_of_the_reference_alone_and_together(kernels: OnDevice, size: int) -> None:
+def test_tokens_equal_the_reference_alone_and_in_a_batch(kernels: OnDevice, size: int) -> None:
     values, rows = logits(size), list(range(ROWS))
     together = kernels.draw(values, limits_for(rows)).cpu()
     assert torch.equal(together, reference.draw(values, limits_for(rows)))
@@ -43,7 +43,7 @@ def test_tokens_are_those_of_the_reference_alone_and_together(kernels: OnDevice,
         assert torch.equal(alone, together[row : row + 1])
 
 
-def test_extreme_numbers_still_give_a_token(kernels: OnDevice) -> None:
+def test_extreme_parameters_still_return_a_valid_token(kernels: OnDevice) -> None:
     values = logits(100)
     limits = limits_for(list(range(ROWS)))
     limits.temperature.fill_(1e-300)

@@ -1,4 +1,4 @@
-"""Norms, activation, embedding, base product and the statistics of logits against the reference."""
+"""Norms, activation, embedding, base product and logit statistics against the reference."""
 
 from itertools import product
 
@@ -30,8 +30,8 @@ def test_rms_norm(kernels: OnDevice, dtype: torch.dtype, num_tokens: int, width:
 
 
 @pytest.mark.parametrize("width", [1, 5, 16, 31, 33, 64, 100, 576, 4096])
-def test_a_norm_has_no_more_threads_than_columns_at_once(width: int) -> None:
-    """The residual is changed in place: a column that two threads load could be added to twice."""
+def test_a_norm_has_no_more_threads_than_columns_in_a_block(width: int) -> None:
+    """The residual is changed in place: a column that two threads load could be changed twice."""
     from engine.kernels.triton import TritonKernels
 
     started: list[Launch] = []
@@ -43,9 +43,9 @@ def test_a_norm_has_no_more_threads_than_columns_at_once(width: int) -> None:
     assert THREADS_PER_WARP * launch.num_warps <= int(block)
 
 
-def test_a_block_that_threads_would_share_is_not_changed_in_place() -> None:
+def test_a_block_with_fewer_values_than_threads_must_not_be_changed_in_place() -> None:
     check_in_place(64, 2)
-    with pytest.raises(AssertionError, match="64 values are changed in place by 4 warps"):
+    with pytest.raises(AssertionError, match="64 values is too small to be changed in place by 4 warps"):
         check_in_place(64, 4)
 
 
@@ -98,8 +98,10 @@ def test_logit_stats(kernels: OnDevice, size: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_an_invariant_product_is_right_and_the_same_for_a_row_alone(dtype: torch.dtype, has_bias: bool) -> None:
-    """More rows than one block of them."""
+def test_an_invariant_product_equals_the_reference_and_is_the_same_for_a_single_row(
+    dtype: torch.dtype, has_bias: bool
+) -> None:
+    """With more rows than one block."""
     from engine.kernels.triton import TritonKernels
 
     kernels = OnDevice(TritonKernels(run_here, batch_invariant=True), "cpu" if INTERPRETED else "cuda")

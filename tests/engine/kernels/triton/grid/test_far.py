@@ -1,4 +1,4 @@
-"""A layer's pool of more than 2^31 values: what lies at its end is found where it is, not modulo 2^32."""
+"""A layer's pool with more than 2^31 values: addresses at its end do not wrap around at 2^32."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ FAR_BYTES = 5 << 30
 
 
 def moved_far(pool: Tensor, device: str) -> tuple[Tensor, int]:
-    """(a pool of one layer with these pages at its end, by how much their ids grow); untouched memory is not used."""
+    """(a one-layer pool with these pages at its end, the offset of their ids); untouched memory is not allocated."""
     layers, pages, page_bytes = pool.shape
     assert layers == 1
     count = FAR_BYTES // page_bytes

@@ -1,4 +1,4 @@
-"""Shrink and expand over pages against the reference; scratch is NaN, and so is every page without an adapter."""
+"""Shrink and expand over pages against the reference; scratch and pages without an adapter are NaN."""
 
 from itertools import pairwise, product
 
@@ -50,7 +50,7 @@ def step(shapes: Shapes, dtype: torch.dtype, slots: list[int]) -> LoraBatch:
 
 
 def untouched(lora: LoraBatch, sizes: tuple[int, ...], first: int, num_tokens: int) -> Tensor:
-    """Where y must keep its bits: rows without an adapter, columns of projections that an adapter lacks."""
+    """Mask of the values of y that must not change: rows without an adapter, projections that an adapter lacks."""
     kept = torch.ones(num_tokens, sum(sizes), dtype=torch.bool)
     for (start, end), slot in zip(pairwise(lora.segments.tolist()), lora.segment_slots.tolist(), strict=True):
         column = 0
@@ -80,7 +80,7 @@ def test_apply_equals_the_reference_and_repeats_bit_for_bit(
 
 
 @pytest.mark.parametrize("y_dtype", [BF16, FP32])
-def test_the_fused_product_is_the_base_product_and_the_adapters_share(kernels: OnDevice, y_dtype: torch.dtype) -> None:
+def test_the_fused_product_is_the_base_product_plus_the_adapters(kernels: OnDevice, y_dtype: torch.dtype) -> None:
     shapes = SHAPES["odd"]
     lora = step(shapes, BF16, [-1, 0, 0, 2, 3])
     k, sizes, first = shapes.group("qkv")
@@ -95,7 +95,7 @@ def test_the_fused_product_is_the_base_product_and_the_adapters_share(kernels: O
 
 
 @pytest.mark.parametrize("rank", grid([1, 40, 128], [1, 8, 16, 24, 64, 100, 128]))
-def test_every_rank_is_read_whole(kernels: OnDevice, rank: int) -> None:
+def test_every_rank_is_read_completely(kernels: OnDevice, rank: int) -> None:
     shapes = SHAPES["64"]
     tables = adapter_tables([(0, 0, 0, rank, 0, 0, 0)], shapes, FP32)
     assert tables.parts[0, LAYER, 3, 1] == padded_rank(rank)
@@ -107,7 +107,7 @@ def test_every_rank_is_read_whole(kernels: OnDevice, rank: int) -> None:
     assert error(y, expected) < TOLERANCE[FP32]
 
 
-def test_rows_of_a_wider_buffer_are_taken_and_given(kernels: OnDevice) -> None:
+def test_input_and_output_may_be_columns_of_wider_buffers(kernels: OnDevice) -> None:
     lora = step(SHAPES["64"], FP32, [0, 0, 3])
     x, y = random_matrix(3, 200, FP32, 1)[:, 50:114], random_matrix(3, 300, FP32, 2)
     before, expected = y.clone(), y[:, 70:134].clone()
@@ -128,7 +128,7 @@ def test_tables_without_adapters_and_empty_steps_change_nothing(kernels: OnDevic
     assert torch.equal(y, before)
 
 
-def test_in_decode_a_token_is_the_same_alone_and_in_any_mix(kernels: OnDevice) -> None:
+def test_in_decode_a_token_has_the_same_result_alone_and_in_any_mix(kernels: OnDevice) -> None:
     shapes, slots = SHAPES["64"], slots_by_popularity("uniform", 24, NUM_SLOTS)
     tables = adapter_tables(MIXED_RANKS, shapes, BF16)
     x = random_matrix(24, 64, BF16, 5)
@@ -140,7 +140,7 @@ def test_in_decode_a_token_is_the_same_alone_and_in_any_mix(kernels: OnDevice) -
         assert torch.equal(alone[0], mixed[token])
 
 
-def test_a_larger_rank_in_a_table_that_was_written_in_place_is_seen(kernels: OnDevice) -> None:
+def test_a_larger_rank_in_a_table_written_in_place_is_detected(kernels: OnDevice) -> None:
     shapes = SHAPES["64"]
     small, large = (adapter_tables([(0, 0, 0, rank, 0, 0, 0)], shapes, FP32) for rank in (8, 40))
     bound = RankBound()

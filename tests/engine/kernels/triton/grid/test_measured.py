@@ -1,4 +1,4 @@
-"""What `gpu_check` measures: launches that are recorded first and started afterwards."""
+"""The launches that `gpu_check` measures, which are recorded first and run afterwards."""
 
 import time
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def test_recorded_launches_compute_what_the_torch_loop_does(kernels: OnDevice, t
 
 
 def test_every_kernel_is_measured_in_every_case(kernels: OnDevice) -> None:
-    """With the host's clock, which says nothing of speed."""
+    """With the host's clock, so the times are not meaningful."""
 
     def seconds(work: Callable[[], object]) -> float:
         started = time.perf_counter()

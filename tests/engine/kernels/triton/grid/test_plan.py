@@ -1,4 +1,4 @@
-"""The work list: exact, in order, and of a size that does not depend on the mix."""
+"""The work list: exact, in order, and with a size that does not depend on the mix."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_items_are_the_blocks_of_segments_with_an_owner(
     [[1, 40, 0, 1, 17, 2, 1], [1] * 150, [3] * 140, [1, 18] * 70],
     ids=["some", "ones", "threes", "many"],
 )
-def test_a_list_may_be_of_segments_of_some_lengths(
+def test_a_list_may_be_restricted_to_segments_of_some_lengths(
     kernels: OnDevice, segments: list[int], lengths: Lengths, block_m: int
 ) -> None:
     bounds = torch.tensor([0, *segments]).cumsum(0).to(torch.int32)
@@ -59,10 +59,10 @@ def test_a_list_may_be_of_segments_of_some_lengths(
     assert all(item[0] == -1 for item in items[len(expected) :])
 
 
-def test_a_list_has_room_for_each_mix_of_its_lengths_and_no_more_than_that() -> None:
+def test_the_capacity_of_a_list_is_the_maximum_over_all_mixes_of_its_lengths() -> None:
     bounds, started = torch.empty(33, dtype=torch.int32), list[Launch]()
-    rooms = [list_work(started.append, bounds, None, 512, m, which).capacity for m, which in ((1, ANY), (1, ONE))]
-    assert rooms == [512, 32]
+    capacities = [list_work(started.append, bounds, None, 512, m, which).capacity for m, which in ((1, ANY), (1, ONE))]
+    assert capacities == [512, 32]
     assert list_work(started.append, bounds, None, 512, 16, SEVERAL).capacity == 64
 
 
@@ -72,7 +72,7 @@ def test_a_segment_without_owners_owns_itself(kernels: OnDevice) -> None:
     assert work.items[: work.capacity, :2].tolist() == [[0, 0], [0, 1], [2, 2], [2, 3], [2, 4]]
 
 
-def test_a_list_is_built_once_a_step_and_again_when_its_tensors_were_written(kernels: OnDevice) -> None:
+def test_a_list_is_built_once_per_step_and_again_when_its_tensors_change(kernels: OnDevice) -> None:
     started: list[Launch] = []
     plans = Plans(started.append)
     bounds = torch.tensor([0, 2, 5], dtype=torch.int32)
@@ -87,7 +87,7 @@ def test_a_list_is_built_once_a_step_and_again_when_its_tensors_were_written(ker
     assert len(started) == 4
 
 
-def test_the_grid_does_not_depend_on_who_is_in_the_batch() -> None:
+def test_the_grid_does_not_depend_on_the_adapters_in_the_batch() -> None:
     from engine.kernels.triton import TritonKernels
 
     tables = adapter_tables([(8,) * 7, (1,) * 7, (40,) * 7, (0,) * 7], Shapes(64, 64, 128), FP32)
@@ -103,8 +103,8 @@ def test_the_grid_does_not_depend_on_who_is_in_the_batch() -> None:
     assert len(grids) == 1
 
 
-def test_a_recorded_step_contains_the_making_of_its_work_lists() -> None:
-    """It is computed once before it is recorded, on the same tensors: only a new step builds the lists again."""
+def test_a_recorded_step_contains_the_launches_that_build_its_work_lists() -> None:
+    """A step runs once before it is recorded, on the same tensors: only a new step rebuilds the lists."""
     from engine.kernels.triton import TritonKernels
 
     tables = adapter_tables([(8,) * 7, (1,) * 7], Shapes(64, 64, 128), FP32)

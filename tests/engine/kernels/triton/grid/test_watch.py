@@ -1,4 +1,4 @@
-"""The watch sees what it is there for: kernels that are right in the interpreter and wrong on a GPU."""
+"""The access check detects kernels that are correct in the interpreter and wrong on a GPU."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ import triton.language as tl
 from engine.kernels.triton.launch import Launch
 from tests.engine.kernels.triton.grid.device import INTERPRETED
 
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the watch looks into the interpreter")
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the access check needs the interpreter")
 
 
 @triton.jit
@@ -44,7 +44,7 @@ def start(kernel: object, *arguments: torch.Tensor | int, programs: int = 1, **c
     watched(Launch(kernel, (programs,), arguments, constants))
 
 
-def test_programs_apart_from_each_other_pass() -> None:
+def test_programs_without_shared_addresses_pass() -> None:
     x, y = torch.arange(20.0), torch.zeros(20)
     start(shift, x, y, 20, programs=2, DISTANCE=0, BLOCK=16)
     assert torch.equal(x, y)
@@ -52,28 +52,28 @@ def test_programs_apart_from_each_other_pass() -> None:
     assert torch.equal(x, y)
 
 
-def test_a_program_that_reads_what_another_writes() -> None:
+def test_a_program_that_reads_an_address_that_another_writes_is_reported() -> None:
     x = torch.zeros(32)
-    with pytest.raises(AssertionError, match=r"programs \(0, 0, 0\) and \(1, 0, 0\) of shift meet .* \+ 64 bytes"):
+    with pytest.raises(AssertionError, match=r"shift: programs \(0, 0, 0\) and \(1, 0, 0\) race at x \+ 64 bytes"):
         start(shift, x, x, 30, programs=2, DISTANCE=2, BLOCK=16)
 
 
-def test_programs_that_write_the_same() -> None:
+def test_programs_that_write_the_same_address_are_reported() -> None:
     x, y = torch.zeros(8), torch.zeros(9)
-    with pytest.raises(AssertionError, match=r"programs .* of far meet where one of them writes: x \+ 0 bytes"):
+    with pytest.raises(AssertionError, match=r"far: programs .* race at x \+ 0 bytes"):
         start(far, x, 1, programs=2, BLOCK=8)
-    with pytest.raises(AssertionError, match=r"shift leaves its tensors: x \+ 32 bytes"):
+    with pytest.raises(AssertionError, match=r"shift accesses memory outside its tensors: x \+ 32 bytes"):
         start(shift, x, y, 9, DISTANCE=0, BLOCK=16)
 
 
-def test_threads_of_one_program_that_do_not_wait_for_each_other() -> None:
-    with pytest.raises(AssertionError, match=r"reverse stores in another order than it loads: x \+"):
+def test_races_between_threads_of_one_program_are_reported() -> None:
+    with pytest.raises(AssertionError, match=r"reverse stores in a different order than it loads: x \+"):
         start(reverse, torch.arange(8.0), BLOCK=8)
-    with pytest.raises(AssertionError, match=r"twice loads what it has stored: x \+ 0 bytes"):
+    with pytest.raises(AssertionError, match=r"twice loads an address after storing to it: x \+ 0 bytes"):
         start(twice, torch.arange(8.0), BLOCK=8)
 
 
-def test_integers_that_wrap_around() -> None:
+def test_integer_overflow_is_reported() -> None:
     start(far, torch.zeros(1), 2**28, BLOCK=8)
-    with pytest.raises(Exception, match="far: create_mul wraps around in 32 bits"):
+    with pytest.raises(Exception, match="far: create_mul overflows 32 bits"):
         start(far, torch.zeros(1), 2**28 + 2**26, BLOCK=8)

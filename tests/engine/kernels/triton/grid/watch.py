@@ -1,12 +1,12 @@
-"""What the interpreter alone does not show: it runs a launch's programs one after the other, a GPU all at once.
+"""Detects errors that the interpreter hides because it runs a launch's programs one after the other.
 
-`watched` starts a kernel in the interpreter, writes down every access to memory, and raises AssertionError when
+`watched` runs a kernel in the interpreter, records every memory access, and raises AssertionError if
 
-- an address belongs to none of the launch's tensors;
-- two programs write one address, or one reads what another writes: nothing orders them;
-- a program loads an address after it has stored to it, or stores in another order than it has loaded: its threads do
-  not wait for each other at global memory;
-- a sum or product of 32-bit integers wraps around.
+- an address is outside the launch's tensors;
+- two programs write the same address, or one reads an address that another writes: their order is undefined;
+- a program loads an address after storing to it, or stores in a different order than it has loaded: its threads do
+  not synchronize on global memory;
+- a sum or product of 32-bit integers overflows.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ WRAPPING = {"create_add": np.add, "create_sub": np.subtract, "create_mul": np.mu
 
 @dataclass(frozen=True)
 class Access:
-    """One load or store of one program: where its lanes are that are not masked out, in the block's order."""
+    """One load or store of one program: the addresses of its unmasked lanes, in the block's order."""
 
     program: tuple[int, int, int]
     is_store: bool
@@ -35,7 +35,7 @@ class Access:
 
 
 class Watch:
-    """The accesses of a launch, in the order in which the interpreter makes them."""
+    """The accesses of a launch, in the interpreter's order."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -43,20 +43,20 @@ class Watch:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """The interpreter's loads, stores and integer sums pass through here meanwhile."""
+        """Intercept the interpreter's loads, stores and integer arithmetic."""
         builder: Any = interpreter_builder
         load, store = builder.create_masked_load, builder.create_masked_store
         wrapping = {name: getattr(builder, name) for name in WRAPPING}
 
-        def noted_load(pointers: TensorHandle, mask: TensorHandle, *rest: Any) -> TensorHandle:
-            self._note(pointers, mask, is_store=False)
+        def recorded_load(pointers: TensorHandle, mask: TensorHandle, *rest: Any) -> TensorHandle:
+            self._record(pointers, mask, is_store=False)
             return load(pointers, mask, *rest)
 
-        def noted_store(pointers: TensorHandle, value: TensorHandle, mask: TensorHandle, *rest: Any) -> Any:
-            self._note(pointers, mask, is_store=True)
+        def recorded_store(pointers: TensorHandle, value: TensorHandle, mask: TensorHandle, *rest: Any) -> Any:
+            self._record(pointers, mask, is_store=True)
             return store(pointers, value, mask, *rest)
 
-        builder.create_masked_load, builder.create_masked_store = noted_load, noted_store
+        builder.create_masked_load, builder.create_masked_store = recorded_load, recorded_store
         for name, operator in wrapping.items():
             setattr(builder, name, self._checked(name, operator))
         try:
@@ -65,7 +65,7 @@ class Watch:
             for name in ("create_masked_load", "create_masked_store", *wrapping):
                 delattr(builder, name)
 
-    def _note(self, pointers: TensorHandle, mask: TensorHandle, *, is_store: bool) -> None:
+    def _record(self, pointers: TensorHandle, mask: TensorHandle, *, is_store: bool) -> None:
         addresses = pointers.data[np.broadcast_to(mask.data, pointers.data.shape)]
         if len(addresses):
             self._accesses.append(Access(tuple(interpreter_builder.grid_idx), is_store, addresses))
@@ -75,13 +75,13 @@ class Watch:
             result = operator(left, right)
             if left.data.dtype == right.data.dtype == np.int32:
                 exact = WRAPPING[name](left.data.astype(np.int64), right.data.astype(np.int64))
-                assert np.array_equal(result.data, exact), f"{self._launch.name}: {name} wraps around in 32 bits"
+                assert np.array_equal(result.data, exact), f"{self._launch.name}: {name} overflows 32 bits"
             return result
 
         return checked
 
     def check(self) -> None:
-        """Raise AssertionError naming the kernel, the programs and the argument."""
+        """Raise an AssertionError that names the kernel, the programs and the argument."""
         if not self._accesses:
             return
         programs = {program: index for index, program in enumerate(dict.fromkeys(a.program for a in self._accesses))}
@@ -99,26 +99,28 @@ class Watch:
         for _, first, end in self._extents():
             inside |= (addresses >= first) & (addresses < end)
         outside = addresses[~inside]
-        assert not len(outside), f"{self._launch.name} leaves its tensors: {self._name(outside[0])}"
+        assert not len(outside), f"{self._launch.name} accesses memory outside its tensors: {self._name(outside[0])}"
 
     def _check_apart(
         self, addresses: Addresses, owners: npt.NDArray[Any], stores: npt.NDArray[Any], programs: list[Any]
     ) -> None:
-        """No address that one program writes is touched by another."""
+        """Check that no program accesses an address that another writes."""
         touched = np.isin(addresses, np.unique(addresses[stores]))
         pairs = np.unique(np.stack([addresses[touched], owners[touched].astype(np.uint64)]), axis=1)
         shared = np.flatnonzero(pairs[0, 1:] == pairs[0, :-1])
         if len(shared):
             address, (one, other) = pairs[0, shared[0]], pairs[1, shared[0] : shared[0] + 2].astype(int)
-            both = f"programs {programs[one]} and {programs[other]} of {self._launch.name}"
-            raise AssertionError(f"{both} meet where one of them writes: {self._name(address)}")
+            both = f"programs {programs[one]} and {programs[other]}"
+            raise AssertionError(f"{self._launch.name}: {both} race at {self._name(address)}")
 
     def _check_own_order(self, accesses: list[Access]) -> None:
         stored = np.empty(0, np.uint64)
         for access in accesses:
             again = access.addresses[np.isin(access.addresses, stored)]
             if len(again) and not access.is_store:
-                raise AssertionError(f"{self._launch.name} loads what it has stored: {self._name(again[0])}")
+                raise AssertionError(
+                    f"{self._launch.name} loads an address after storing to it: {self._name(again[0])}"
+                )
             if access.is_store:
                 stored = np.union1d(stored, access.addresses)
         for store in (access for access in accesses if access.is_store):
@@ -127,7 +129,8 @@ class Watch:
                 if len(both):
                     kept = store.addresses[np.isin(store.addresses, both)]
                     in_order = len(kept) == len(both) and bool((kept == both).all())
-                    assert in_order, f"{self._launch.name} stores in another order than it loads: {self._name(both[0])}"
+                    where = self._name(both[0])
+                    assert in_order, f"{self._launch.name} stores in a different order than it loads: {where}"
 
     def _extents(self) -> Iterator[tuple[str, int, int]]:
         """(argument, first byte, byte past its last) of the launch's tensors."""
@@ -138,13 +141,13 @@ class Watch:
                 yield name, first, first + (last + 1) * value.element_size()
 
     def _name(self, address: np.uint64) -> str:
-        """The argument that an address lies in, or behind."""
+        """The argument at or before an address, and the offset from it."""
         name, first = max(((name, first) for name, first, _ in self._extents() if first <= address), key=lambda e: e[1])
         return f"{name} + {int(address) - first} bytes"
 
 
 def watched(launch: Launch) -> None:
-    """Start a kernel in the interpreter under watch."""
+    """Run a kernel in the interpreter and check its memory accesses."""
     watch = Watch(launch)
     with watch.recording():
         run(launch)

@@ -1,6 +1,6 @@
-"""What the compiler makes of the launches, read from machine code for GPUs that need not be here.
+"""Properties of the compiled launches, read from machine code; needs no GPU.
 
-By default only the launches with a product, for Llama-3-8B; all of the table by `make kernels-compiled`.
+By default only the launches with a product, for Llama-3-8B; `make kernels-compiled` covers the whole table.
 """
 
 import math
@@ -49,7 +49,7 @@ def first(name: str, started: list[Launch]) -> Launch:
 
 
 def some(architecture: Architecture) -> Iterator[tuple[str, Launch]]:
-    """The first launch of every kernel with a product; Qwen's groups of seven heads; fp16, whose expand is its own."""
+    """The first launch of every kernel with a product; Qwen's groups of seven heads; fp16's different expand."""
     for step in ("decode", "prefill"):
         started = launches(LLAMA, architecture, step)
         for name in IN_EVERY_STEP:
@@ -80,7 +80,7 @@ def test_nothing_spills_weights_are_read_16_bytes_at_a_time_and_products_use_ten
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES if FULL else ARCHITECTURES[:1])
 def test_float32_compiles_and_fits(architecture: Architecture) -> None:
-    """It is there to be exact, on CUDA cores; nothing is said of its speed."""
+    """It is for exact results, on CUDA cores; there is no target for its speed."""
     for step in ("decode", "prefill"):
         started = launches(MODELS[0], architecture, step, torch.float32)
         for name in IN_EVERY_STEP:
@@ -96,7 +96,7 @@ ACCESS = re.compile(r"tt\.(load|store) .*tensor<([\dx]+)x!tt\.ptr<\w+>, (#\w+)>"
 
 
 def changed_in_place(architecture: Architecture) -> Iterator[Launch]:
-    """Every kernel that stores to cells which it has loaded, and the narrowest blocks of those whose blocks vary."""
+    """Every kernel that stores to addresses it has loaded, with the narrowest blocks where block sizes vary."""
     for step in ("decode", "prefill"):
         yield first("expand", launches(LLAMA, architecture, step))
     yield first("rope_write_kv", launches(LLAMA, architecture, "decode"))
@@ -107,8 +107,8 @@ def changed_in_place(architecture: Architecture) -> Iterator[Launch]:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES if FULL else ARCHITECTURES[:1])
-def test_what_is_changed_in_place_is_loaded_by_one_thread(architecture: Architecture) -> None:
-    """Else a late thread could load what another has already stored."""
+def test_values_changed_in_place_are_loaded_by_one_thread(architecture: Architecture) -> None:
+    """Otherwise a late thread could load what another has already stored."""
     for launch in changed_in_place(architecture):
         code = compile_launch(launch, architecture).asm["ttgir"]
         covered = {name: product_of(", ".join(sizes), ", ") for name, *sizes in BLOCKED.findall(code)}
@@ -125,8 +125,8 @@ def product_of(numbers: str, between: str) -> int:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES if FULL else ARCHITECTURES[:1])
-def test_a_step_of_prefill_and_decode_starts_nothing_of_its_own(architecture: Architecture) -> None:
-    """So that what is compiled ahead is all that there is."""
+def test_a_mixed_step_needs_no_additional_variants(architecture: Architecture) -> None:
+    """So everything can be compiled ahead of time."""
     for model in MODELS:
         known = {variant_of(x) for step in ("decode", "prefill") for x in launches(model, architecture, step)}
         mixed = launches(model, architecture, "mixed")
@@ -135,7 +135,7 @@ def test_a_step_of_prefill_and_decode_starts_nothing_of_its_own(architecture: Ar
 
 
 def test_every_row_of_the_table_is_compiled() -> None:
-    """No row is for a case that none of the models' steps has."""
+    """No row is for a case that never occurs in the models' steps."""
     for architecture in ARCHITECTURES:
         every = variants(architecture)
         layers = {(step, launch.name): launch for step, launch in reversed(every)}
@@ -151,7 +151,7 @@ def test_every_row_of_the_table_is_compiled() -> None:
 
 
 def test_every_kernel_is_compiled() -> None:
-    """By itself, or within those that call it."""
+    """On its own, or inlined into its callers."""
     sources = [path.read_text() for path in Path(compiled.__file__).parents[1].glob("*.py")]
     kernels = {name for text in sources for name in KERNEL.findall(text)}
     called = {"load_tiles", "dot_narrow", "dot_exact", "dot_shares", "rounded", "norm_weight"}
@@ -182,7 +182,7 @@ def test_the_table_shows_the_worst_of_all_shapes() -> None:
     assert text.splitlines()[2] == "| embed | decode | 90 | 2 | 4 | 80 | 2 | 512 | 0.25 | 4 B, 16 B | HMMA |"
 
 
-def test_a_section_is_replaced_between_its_marks(tmp_path: Path) -> None:
+def test_a_section_is_replaced_between_its_markers(tmp_path: Path) -> None:
     document = tmp_path / "kernels.md"
     document.write_text("a\n<!-- x: begin -->\nold\n<!-- x: end -->\nb\n")
     write_section(document, "x", "new")

@@ -1,4 +1,4 @@
-"""The model of a decode step, against sums worked out by hand."""
+"""The cost model of a decode step, against sums computed by hand."""
 
 from dataclasses import replace
 
@@ -15,14 +15,14 @@ from engine.kernels.triton.measure.cost import (
 from engine.kernels.triton.measure.shapes import LLAMA
 
 
-def test_base_weights_are_those_of_the_model() -> None:
+def test_base_weights_match_the_model() -> None:
     base = [cost for cost in decode_step(EXAMPLE) if cost.name.startswith("linear")]
     weights = 32 * (4096 * 6144 + 4096 * 4096 + 4096 * 28672 + 14336 * 4096) + 128256 * 4096
     assert sum(cost.flops for cost in base) == 2 * 32 * weights
     assert 2 * weights < sum(cost.num_bytes for cost in base) < 2 * weights * 1.02
 
 
-def test_adapters_are_those_of_the_layout() -> None:
+def test_adapters_match_the_layout() -> None:
     per_layer = 16 * (3 * 4096 + 6144 + 2 * 4096 + 2 * 4096 + 28672 + 14336 + 4096)
     adapters = 32 * 32 * per_layer
     lora = [cost for cost in decode_step(EXAMPLE) if cost.is_lora]
@@ -38,14 +38,14 @@ def test_keys_and_values_are_read_once() -> None:
     assert kv < attend.num_bytes < kv * 1.03
 
 
-def test_the_ratio_is_that_of_the_bytes() -> None:
+def test_the_ratio_follows_from_the_bytes() -> None:
     short, long = (decode_step(replace(EXAMPLE, context=context)) for context in (1, 4096))
     assert 0.83 < ratio(short) < 0.86
     assert ratio(short) < ratio(long) < 1
     assert 0.6 < lora_share_to_reach(short) < lora_share_to_reach(decode_step(replace(EXAMPLE, rank=64))) < 1
 
 
-def test_the_share_to_reach_falls_with_the_size() -> None:
+def test_the_share_to_reach_decreases_with_the_size() -> None:
     costs = {cost.name: cost for cost in decode_step(EXAMPLE)}
     assert costs["linear gate_up"].share_to_reach(3.35e12) == 0.70
     assert costs["shrink qkv"].share_to_reach(4.8e12) < costs["shrink qkv"].share_to_reach(3.35e12) < 0.70
@@ -58,7 +58,7 @@ def test_the_report_has_a_row_for_every_kernel() -> None:
 
 
 def test_a_fused_shrink_and_expand_would_add_more_than_a_launch_saves() -> None:
-    """The reason why there is none."""
+    """The reason there is no fused kernel."""
     for group in LLAMA.groups:
         for bandwidth in BANDWIDTH.values():
             assert fused_added_s(EXAMPLE, group, bandwidth) > 2 * LAUNCH_S

@@ -1,4 +1,4 @@
-"""The measuring command, as far as a machine without a GPU can show it."""
+"""The kernel measurements, as far as they can be tested without a GPU."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ def expected(work: Workload) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("group", TINY.groups)
-def test_what_the_kernels_are_measured_against_computes_the_same(group: str) -> None:
+def test_the_torch_versions_equal_the_reference(group: str) -> None:
     tables = adapter_tables(TINY, [8, 16, 40], FP32, "cpu")
     work = workload(TINY, group, tables, [1, 4, 2], FP32)
     y = work.y.clone()
@@ -41,8 +41,8 @@ def test_what_the_kernels_are_measured_against_computes_the_same(group: str) -> 
     assert error(y, expected(work)) < TOLERANCE[FP32]
 
 
-def test_each_launch_may_add_its_share_to_the_least_time() -> None:
-    """Below 64 MB; from there on a share of the copy's speed is asked for, however many launches there are."""
+def test_each_launch_may_add_to_the_minimum_time() -> None:
+    """Below 64 MB; from there the target is a share of the copy bandwidth, for any number of launches."""
     least = 1_000_000 / 1e12
     clock = Clock(lambda work: least + 1.5 * SMALL_EXTRA_S, 1e12)
     assert not clock.measure("shrink", "one", list, 1_000_000).reached
@@ -52,7 +52,7 @@ def test_each_launch_may_add_its_share_to_the_least_time() -> None:
     assert not slow.measure("lora_apply", "large", list, LARGE_BYTES, launches=2).reached
 
 
-def test_what_starting_takes_is_not_counted() -> None:
+def test_the_launch_time_is_not_counted() -> None:
     def timer(work: Callable[[], object]) -> float:
         took = work()
         assert isinstance(took, float)
