@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from services.demo.processes import LoraqProcess
-from services.demo.story import Told
+from services.demo.scenario import Told
 from services.demo.view import View
 from services.localstack.servers.postgres import find_program
 

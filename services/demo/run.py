@@ -14,7 +14,7 @@ from rich.console import Console
 from services.demo.plan import find_adapters
 from services.demo.processes import Dispatcher, LoraqProcess, Registrar, Worker, running, watch
 from services.demo.report import Report, as_dict
-from services.demo.story import Story, Told
+from services.demo.scenario import Story, Told
 from services.demo.view import View
 from services.errors import InputError
 from services.localstack.config import StackConfig
