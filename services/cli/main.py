@@ -26,7 +26,7 @@ COMMANDS = {
     "jobs": ("services.jobs.commands:jobs", "Show jobs and their outputs; cancel, replay."),
     "dlq": ("services.dlq.commands:dlq", "List dead letters and send them back."),
     "listen": ("services.webhooks.receiver:listen", "Receive, verify and print webhooks."),
-    "demo": ("services.demo.commands:demo", "Show the whole product at work."),
+    "demo": ("services.demo.commands:demo", "Show the whole product on this machine."),
     "bench": ("services.bench.commands:bench", "Measure speed on this machine."),
 }
 

@@ -1,1 +1,1 @@
-"""`loraq demo`: the whole product at work in one directory, on real servers and a real model."""
+"""`loraq demo`: runs the whole product in one directory, on real servers and a real model."""

@@ -1,4 +1,4 @@
-"""What came of the demo's jobs: their rows, their webhooks, and whether the two agree."""
+"""Checks the results of the demo's jobs: their rows, their webhooks, and whether the two agree."""
 
 import json
 from collections import Counter
@@ -34,7 +34,7 @@ group by adapter
 
 @dataclass(frozen=True)
 class Row:
-    """A job's row with its result, as far as the demo reads them."""
+    """The columns of a job's row and result that the demo reads."""
 
     tenant: str
     job_id: UUID
@@ -56,13 +56,13 @@ class Row:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether it will not change any more."""
+        """Whether the job is in a terminal state."""
         return self.state in TERMINAL_STATES
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The counts of the last line, and a sentence for everything that is not as it should be."""
+class CheckResult:
+    """The totals of the last line, and a sentence per problem."""
 
     jobs: int
     succeeded: int
@@ -81,19 +81,19 @@ class Verdict:
 
 
 async def count_finished(connection: Connection, jobs: Sequence[Job]) -> Counter[str | None]:
-    """How many of these jobs have ended, by adapter."""
+    """Number of these jobs in a terminal state, by adapter."""
     found = await connection.fetch(FINISHED, [job.tenant for job in jobs], [job.job_id for job in jobs])
     return Counter({row["adapter"]: row["jobs"] for row in found})
 
 
 async def read_rows(connection: Connection, jobs: Sequence[Job]) -> list[Row]:
-    """Every row of these jobs; two of one job would both be here."""
+    """Every row of these jobs, including duplicates."""
     found = await connection.fetch(OUTCOMES, [job.tenant for job in jobs], [job.job_id for job in jobs])
     return [Row(**{**row, "state": JobState(row["state"])}) for row in found]
 
 
-def judge(jobs: Sequence[Job], rows: Sequence[Row], webhooks: Mapping[str, Iterable[ReceivedWebhook]]) -> Verdict:
-    """Compare what was asked for with what came. `webhooks` are those that each tenant received, bad ones too."""
+def check(jobs: Sequence[Job], rows: Sequence[Row], webhooks: Mapping[str, Iterable[ReceivedWebhook]]) -> CheckResult:
+    """Compare the jobs with their rows and with all webhooks that each tenant received, including bad ones."""
     rows_of: dict[JobKey, list[Row]] = {job.key: [] for job in jobs}
     for row in rows:
         rows_of[row.tenant, row.job_id].append(row)
@@ -105,8 +105,8 @@ def judge(jobs: Sequence[Job], rows: Sequence[Row], webhooks: Mapping[str, Itera
             problems += wrong
             if key is not None and not wrong:
                 verified.add(key)
-    problems += [f"{_name(job)}: no webhook with a good signature came" for job in jobs if job.key not in verified]
-    return Verdict(
+    problems += [f"{_name(job)}: no webhook with a valid signature arrived" for job in jobs if job.key not in verified]
+    return CheckResult(
         jobs=len(jobs),
         succeeded=sum(any(row.state == JobState.SUCCEEDED for row in found) for found in rows_of.values()),
         lost=sum(not any(row.is_terminal for row in found) for found in rows_of.values()),
@@ -138,7 +138,7 @@ def _row_problems(job: Job, rows: Sequence[Row]) -> list[str]:
 def _read_webhook(
     tenant: str, webhook: ReceivedWebhook, rows_of: Mapping[JobKey, Sequence[Row]]
 ) -> tuple[JobKey | None, list[str]]:
-    """Whose webhook it is, and what is wrong with it. Another run's is nobody's, and not wrong."""
+    """The webhook's job and its problems. A webhook of another run has no job and no problems."""
     name = f"webhook {webhook.webhook_id} to {tenant}"
     if webhook.problem is not None:
         return None, [f"{name}: {webhook.problem}"]
@@ -150,11 +150,11 @@ def _read_webhook(
     if key not in rows_of:
         return None, []
     differing = [field for row in rows_of[key] for field in _differences(row, data)]
-    return key, [f"{name}: its {field} is not the row's" for field in differing]
+    return key, [f"{name}: its {field} differs from the row's" for field in differing]
 
 
 def _differences(row: Row, data: JobOutcome) -> list[str]:
-    """Fields of the payload that the row contradicts."""
+    """Fields of the payload that differ from the row."""
     usage = data.usage
     pairs = {
         "state": (row.state, data.state),

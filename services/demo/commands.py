@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples" / "adapters
     type=click.Path(path_type=Path, file_okay=False),
     default=DEFAULT_DIR,
     show_default=True,
-    help="Where the demo keeps its data, logs and settings.",
+    help="Directory of the demo's data, logs and settings.",
 )
 @click.option(
     "--jobs", "num_jobs", type=click.IntRange(1, 10_000), default=30, show_default=True, help="Jobs to produce."
@@ -27,14 +27,14 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples" / "adapters
 @click.option(
     "--base-model",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Hugging Face directory of a Llama-family model in place of SmolLM2; adapters are used where they fit.",
+    help="Hugging Face directory of a Llama-family model instead of SmolLM2; adapters that do not fit are left out.",
 )
 @click.option(
     "--adapters",
     "adapters_dir",
     type=click.Path(path_type=Path, file_okay=False),
     default=EXAMPLES,
-    help="Directory of PEFT directories; the example adapters of the source tree unless given.",
+    help="Directory of PEFT directories; by default the example adapters of the source tree.",
 )
 @click.option(
     "--cache-dir",
@@ -42,10 +42,10 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples" / "adapters
     envvar="LORAQ_CACHE_DIR",
     default=default_cache_dir,
     show_default="~/.cache/loraq",
-    help="Where the base model is converted to.",
+    help="Directory for the converted base model.",
 )
-@click.option("--keep", is_flag=True, help="Leave everything running at the end, until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; all else goes to stderr.")
+@click.option("--keep", is_flag=True, help="Keep everything running at the end, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; other output goes to stderr.")
 def demo(
     directory: Path,
     num_jobs: int,
@@ -55,15 +55,15 @@ def demo(
     keep: bool,
     as_json: bool,
 ) -> None:
-    """Show the whole product at work on this machine, with real servers, a real model and real adapters.
+    """Run the whole product on this machine, with real servers, a real model and real adapters.
 
     Starts a Kafka-compatible broker, PostgreSQL and an S3-compatible store, pushes LoRA adapters of two tenants, sends
-    jobs for them through Kafka, and checks that every job comes back as one row in Postgres and one signed webhook.
-    Everything that it starts is ended again. Settings in the environment and in env files do not count here.
+    jobs for them through Kafka, and checks that every job ends as one row in Postgres and one signed webhook. Stops
+    everything that it started. Ignores settings in the environment and in env files.
     """
     for name in [name for name in os.environ if name.startswith("LORAQ_")]:
         del os.environ[name]
-    from services.demo.run import Options, run_demo  # here, since `loraq demo --help` need not wait for its imports
+    from services.demo.run import Options, run_demo  # slow to import; `loraq demo --help` does not need it
 
     options = Options(directory, num_jobs, base_model, adapters_dir, cache_dir, keep, as_json)
     sys.exit(run_demo(options))

@@ -1,4 +1,4 @@
-"""What the demo does, decided before anything runs: whose adapters, and which jobs."""
+"""The demo's plan, made before anything runs: each tenant's adapters, and the jobs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Job:
-    """One job as it is produced. `adapter` is None for the base model."""
+    """One job of the demo. `adapter` is None for the base model."""
 
     job_id: UUID
     tenant: str
@@ -53,11 +53,11 @@ class Job:
 
     @property
     def key(self) -> JobKey:
-        """Its identity."""
+        """Tenant and job_id."""
         return self.tenant, self.job_id
 
     def request(self, webhook_url: str) -> JobRequest:
-        """The record's value: greedy, so that the same job has the same answer in every run."""
+        """The record's value; uses greedy decoding, so that the same job has the same answer in every run."""
         return JobRequest(
             job_id=self.job_id,
             tenant=self.tenant,
@@ -70,12 +70,12 @@ class Job:
 
 
 def find_adapters(directory: Path, base_model: Path) -> tuple[list[Adapter], list[str]]:
-    """Adapters below `directory` that fit the base, shared out over the tenants; then a sentence for each other.
+    """Adapters below `directory` that fit the base, distributed over the tenants; then a sentence for each of the rest.
 
     Raises ConfigError if the directory is missing.
     """
     if not directory.is_dir():
-        raise ConfigError(f"{directory} is not there; give the example adapters with --adapters DIR")
+        raise ConfigError(f"{directory} does not exist; name the directory of the adapters with --adapters DIR")
     fitting, remarks = [], []
     for path in sorted(path.parent for path in directory.glob("*/adapter_config.json")):
         try:
@@ -88,9 +88,9 @@ def find_adapters(directory: Path, base_model: Path) -> tuple[list[Adapter], lis
 
 
 def plan_jobs(adapters: Sequence[Adapter], count: int, run: str) -> list[Job]:
-    """`count` jobs: every prompt goes to the base and to every adapter before the next prompt's turn.
+    """`count` jobs: every prompt goes to the base and to every adapter before the next prompt.
 
-    The lanes take turns by prompt and adapter, so that each adapter meets all of them. `run` marks this run's jobs.
+    Lanes alternate by prompt and adapter, so that each adapter has jobs in all lanes. `run` marks the jobs of this run.
     """
     targets: list[tuple[str, str | None]] = [(TENANTS[0], None), *((a.tenant, a.name) for a in adapters)]
     lanes = tuple(Lane)
@@ -98,7 +98,7 @@ def plan_jobs(adapters: Sequence[Adapter], count: int, run: str) -> list[Job]:
     for number in range(count):
         round_, place = divmod(number, len(targets))
         tenant, adapter = targets[place]
-        # Who asks the base model changes from prompt to prompt.
+        # The tenant of the base model's job alternates from prompt to prompt.
         tenant = tenant if adapter else TENANTS[round_ % len(TENANTS)]
         lane = lanes[(round_ + place) % len(lanes)]
         jobs.append(Job(uuid4(), tenant, adapter, PROMPTS[round_ % len(PROMPTS)], lane, run))

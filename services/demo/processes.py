@@ -1,4 +1,4 @@
-"""The demo's own processes: registrar, worker and dispatcher, as an operator starts them."""
+"""The demo's processes: registrar, worker and dispatcher, started as an operator would start them."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ READY_TIMEOUT_S = 300.0
 
 
 class LoraqProcess(Server):
-    """`loraq <name>` as a child of this process; it is ready when its /readyz says so."""
+    """`loraq <name>` as a child of this process; ready when its /readyz returns 200."""
 
     def __init__(self, files: StackFiles, variables: Mapping[str, str]) -> None:
         super().__init__(files.data(self.name), files.log(self.name), [])
@@ -28,7 +28,7 @@ class LoraqProcess(Server):
         self._variables = {**variables, "LORAQ_HTTP_PORT_FILE": str(self._port_file)}
 
     def prepare(self) -> None:
-        """An earlier run's port belongs to a stranger by now, and its log would mislead."""
+        """Remove the port file and the log of an earlier run."""
         super().prepare()
         self._port_file.unlink(missing_ok=True)
         self.log.unlink(missing_ok=True)
@@ -54,7 +54,7 @@ class LoraqProcess(Server):
         return self.unready_because() is None
 
     def unready_because(self) -> str | None:
-        """What /readyz says against it; None when it is ready."""
+        """The reasons that /readyz reports; None when the process is ready."""
         if self.address is None:
             return "starting"
         try:
@@ -67,11 +67,11 @@ class LoraqProcess(Server):
         except OSError:
             return "not answering"
 
-    async def until_ready(self, tell: Callable[[str], None]) -> None:
-        """Wait for it without blocking the loop, telling why; raises ServerError with the end of its log."""
+    async def until_ready(self, report: Callable[[str], None]) -> None:
+        """Wait until ready, reporting the reasons. Raises ServerError with the end of the log."""
         give_up_at = time.monotonic() + READY_TIMEOUT_S
         while (reason := await asyncio.to_thread(self.unready_because)) is not None:
-            tell(reason)
+            report(reason)
             self.check_alive()
             if time.monotonic() > give_up_at:
                 problem = f"{self.name} was not ready after {READY_TIMEOUT_S:g} s ({reason})"
@@ -79,9 +79,9 @@ class LoraqProcess(Server):
             await asyncio.sleep(POLL_S)
 
     def check_alive(self) -> None:
-        """Raises ServerError with the end of its log when it has ended."""
+        """Raises ServerError with the end of the log if the process has ended."""
         if self.pid is None:
-            raise ServerError(f"{self.name} ended with status {self.exit_status}; {self._log_tail()}")
+            raise ServerError(f"{self.name} exited with status {self.exit_status}; {self._log_tail()}")
 
 
 class Registrar(LoraqProcess):
@@ -104,7 +104,7 @@ class Dispatcher(LoraqProcess):
 
 @contextmanager
 def running(processes: Sequence[LoraqProcess]) -> Iterator[None]:
-    """Start all, without waiting for them; at the end stop them side by side and wait until they are gone."""
+    """Start all without waiting for them; at the end, stop them in parallel and wait until they have ended."""
     with ThreadPoolExecutor(len(processes)) as threads:
         try:
             for process in processes:
@@ -115,12 +115,12 @@ def running(processes: Sequence[LoraqProcess]) -> Iterator[None]:
 
 
 async def watch(processes: Sequence[LoraqProcess], files: StackFiles) -> None:
-    """Raises ServerError as soon as one of the demo's processes, or a server of its stack, has ended."""
+    """Raises ServerError as soon as one of the demo's processes or a server of its stack ends."""
     while True:
         for process in processes:
             process.check_alive()
         for server in read_running(files).dead:
-            raise ServerError(server.problem or f"{server.name} ended; see {files.log(server.name)}")
+            raise ServerError(server.problem or f"{server.name} exited; see {files.log(server.name)}")
         if supervisor_pid(files) is None:
-            raise ServerError(f"the local stack was ended from outside; see {files.log('supervisor')}")
+            raise ServerError(f"another command stopped the stack; see {files.log('supervisor')}")
         await asyncio.sleep(POLL_S)

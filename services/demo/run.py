@@ -1,4 +1,4 @@
-"""The demo from beginning to end: what it starts, in which order, and that all of it ends."""
+"""Runs the demo from start to end: starts its servers and processes in order, and stops all of them."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from rich.console import Console
 from services.demo.plan import find_adapters
 from services.demo.processes import Dispatcher, LoraqProcess, Registrar, Worker, running, watch
 from services.demo.report import Report, as_dict
-from services.demo.scenario import Story, Told
+from services.demo.scenario import DemoResult, Scenario
 from services.demo.view import View
 from services.errors import InputError
 from services.localstack.config import StackConfig
@@ -26,9 +26,8 @@ from services.localstack.up import UpOptions, bring_up, sigterm_interrupts
 from services.process.locks import try_lock
 
 INTERRUPTED = 130
-# What differs from the defaults, and why: webhooks go to a receiver on this machine, which the dispatcher refuses
-# unless told; nobody should wait a second for a poll; the servers need cores too, and threads that spin while they
-# wait for each other would take them away.
+# Deviations from the defaults: webhooks go to a receiver on loopback, which the dispatcher refuses by default; shorter
+# polling avoids waits of a second; the servers need cores too, and spinning OpenMP threads would occupy them.
 PROCESS_VARIABLES = {
     "LORAQ_WEBHOOK_ALLOW_NETWORKS": '["127.0.0.0/8"]',
     "LORAQ_POLL_INTERVAL_S": "0.2",
@@ -39,7 +38,7 @@ PROCESS_VARIABLES = {
 
 @dataclass(frozen=True)
 class Options:
-    """What `loraq demo` was asked for."""
+    """The options of `loraq demo`."""
 
     directory: Path
     num_jobs: int
@@ -51,17 +50,17 @@ class Options:
 
 
 def run_demo(options: Options) -> int:
-    """Run it; returns the exit status. Everything that this starts has ended when it returns."""
+    """Run the demo; returns the exit status. Everything that it starts has ended when it returns."""
     view = View(Console(stderr=options.as_json, highlight=False))
     stack = Stack(options.directory)
     stack.files.create()
     try:
-        with sigterm_interrupts(), _alone(stack.files), _ended(stack):
+        with sigterm_interrupts(), _exclusive(stack.files), _stopping(stack):
             return _run(options, stack, view)
     except KeyboardInterrupt:
-        # It may have come between hiding the cursor and the guard that shows it again.
+        # The interrupt may have come after the cursor was hidden and before the code that shows it again.
         view.console.show_cursor()
-        view.say("Interrupted; everything that the demo started has ended.")
+        view.print("Interrupted; the demo stopped everything that it started.")
         return INTERRUPTED
 
 
@@ -71,20 +70,20 @@ def _run(options: Options, stack: Stack, view: View) -> int:
     config, base_model = _bring_up(options, stack, steps)
     adapters, remarks = find_adapters(options.adapters_dir, base_model)
     for remark in remarks:
-        view.say(remark)
+        view.print(remark)
     environment = config.environment(base_model)
     processes = _processes(stack.files, environment)
-    story = Story(stack_settings(config, base_model), adapters, options.num_jobs, view, steps)
+    scenario = Scenario(stack_settings(config, base_model), adapters, options.num_jobs, view, steps)
     with running(processes):
-        told = asyncio.run(_guarded(story.tell(processes), watch(processes, stack.files)))
-        report = Report(told, options.directory, environment["LORAQ_DATABASE_URL"], processes, options.keep)
+        result = asyncio.run(_guarded(scenario.run(processes), watch(processes, stack.files)))
+        report = Report(result, options.directory, environment["LORAQ_DATABASE_URL"], processes, options.keep)
         report.show(view)
         if options.as_json:
             print(json.dumps(as_dict(report)), flush=True)  # noqa: T201  # the machine-readable line
         if options.keep:
             with suppress(KeyboardInterrupt):
                 asyncio.run(watch(processes, stack.files))
-    return 1 if told.verdict.problems else 0
+    return 1 if result.check.problems else 0
 
 
 def _bring_up(options: Options, stack: Stack, steps: Steps) -> tuple[StackConfig, Path]:
@@ -94,18 +93,18 @@ def _bring_up(options: Options, stack: Stack, steps: Steps) -> tuple[StackConfig
     return config, base_model
 
 
-async def _guarded(telling: Coroutine[Any, Any, Told], guard: Coroutine[Any, Any, None]) -> Told:
-    """The story's end, unless a process dies before; then that is what is raised."""
-    story, watching = asyncio.create_task(telling), asyncio.create_task(guard)
+async def _guarded(scenario: Coroutine[Any, Any, DemoResult], guard: Coroutine[Any, Any, None]) -> DemoResult:
+    """The scenario's result; raises the guard's error if a process dies first."""
+    running_scenario, watching = asyncio.create_task(scenario), asyncio.create_task(guard)
     try:
-        await asyncio.wait({story, watching}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running_scenario, watching}, return_when=asyncio.FIRST_COMPLETED)
         if watching.done():
             watching.result()
-        return await story
+        return await running_scenario
     finally:
-        story.cancel()
+        running_scenario.cancel()
         watching.cancel()
-        await asyncio.gather(story, watching, return_exceptions=True)
+        await asyncio.gather(running_scenario, watching, return_exceptions=True)
 
 
 def _processes(files: StackFiles, environment: Mapping[str, str]) -> list[LoraqProcess]:
@@ -114,24 +113,22 @@ def _processes(files: StackFiles, environment: Mapping[str, str]) -> list[LoraqP
 
 
 @contextmanager
-def _alone(files: StackFiles) -> Iterator[None]:
-    """Two demos in one directory would end each other's servers."""
+def _exclusive(files: StackFiles) -> Iterator[None]:
+    """Refuse a second demo in the same directory: the two would stop each other's servers."""
     lock = try_lock(files.demo_lock)
     if lock is None:
-        raise InputError(
-            f"another demo is running in {files.directory}; give this one a directory of its own with --dir"
-        )
+        raise InputError(f"another demo is running in {files.directory}; choose another directory with --dir")
     with lock:
         yield
 
 
 @contextmanager
-def _ended(stack: Stack) -> Iterator[None]:
-    """End the stack at the end if the demo started it; one that ran before goes on."""
+def _stopping(stack: Stack) -> Iterator[None]:
+    """At the end, stop the stack if the demo started it; one that was already running continues."""
     try:
         yield
     finally:
-        # `loraq down --delete` from elsewhere takes the directory away; then there is nothing left to end.
+        # Another `loraq down --delete` may have removed the directory; then there is nothing left to stop.
         if stack.files.directory.is_dir():
             with stack.files.exclusively():
                 stack.abandon()

@@ -1,4 +1,4 @@
-"""What the demo does once its servers are up: tenants, adapters, jobs, and what came of them."""
+"""The demo's steps once its servers are up: tenants, adapters, jobs and the check of the results."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ from uuid import uuid4
 from rich.markup import escape
 
 from services.adapters.versions import AdapterRow
-from services.demo.check import Row, Verdict
+from services.demo.check import CheckResult, Row
 from services.demo.plan import TENANTS, Adapter, Job, plan_jobs
 from services.demo.processes import LoraqProcess
 from services.demo.tenancy import ensure_tenants, push_all
@@ -33,12 +33,12 @@ group by 1 order by 1
 
 
 @dataclass(frozen=True)
-class Told:
-    """What came of the demo."""
+class DemoResult:
+    """The results of one run of the demo."""
 
     jobs: Sequence[Job]
     rows: Sequence[Row]
-    verdict: Verdict
+    check: CheckResult
     adapters: Sequence[AdapterRow]
     sql: str
     summary: Sequence[dict[str, Any]]
@@ -52,7 +52,7 @@ class Told:
 
     @property
     def side_by_side(self) -> tuple[str, list[tuple[str, str, str]]]:
-        """The first prompt, and (adapter, rank, answer) of everyone who was asked it, the base first."""
+        """The first prompt, and (adapter, rank, answer) of the base model and each adapter, the base first."""
         prompt = self.jobs[0].prompt
         ranks = {adapter.name: str(adapter.rank) for adapter in self.adapters}
         answers = {row.job_id: row.output_text for row in self.rows}
@@ -63,8 +63,8 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Story:
-    """One run on servers that are up."""
+class Scenario:
+    """One run of the demo on servers that are up."""
 
     settings: Settings
     adapters: Sequence[Adapter]
@@ -72,27 +72,27 @@ class Story:
     view: View
     steps: Steps
 
-    async def tell(self, processes: Sequence[LoraqProcess]) -> Told:
-        """From waiting for the processes to the verdict; raises ServiceError when something does not work at all."""
-        run = uuid4().hex[:8]
+    async def run(self, processes: Sequence[LoraqProcess]) -> DemoResult:
+        """Wait for the processes, run the jobs and check the results; raises ServiceError if a step fails."""
+        run_id = uuid4().hex[:8]
         async with open_pool(self.settings) as pool:
             with self.steps:
                 waiting = asyncio.gather(*(self._until_ready(process) for process in processes))
                 secrets = await self._tenants(pool)
                 pushed = await self._push(pool)
                 await waiting
-            jobs = plan_jobs(self.adapters, self.num_jobs, run)
+            jobs = plan_jobs(self.adapters, self.num_jobs, run_id)
             async with receivers(secrets) as to:
                 with self.view.job_progress(Counter(job.adapter for job in jobs)) as bars:
-                    began_at = time.monotonic()
+                    started_at = time.monotonic()
                     await produce(self.settings, jobs, to)
-                    rows, verdict = await follow(pool, jobs, to, bars.update)
-                    seconds = time.monotonic() - began_at
+                    rows, check = await follow(pool, jobs, to, bars.update)
+                    seconds = time.monotonic() - started_at
             self.steps.done("jobs", f"{len(jobs)} produced to {len({job.lane for job in jobs})} lanes")
-            sql = SUMMARY.strip().format(run=run)
+            sql = SUMMARY.strip().format(run=run_id)
             async with transaction(pool, "read the demo's summary") as connection:
                 summary = [dict(row) for row in await connection.fetch(sql)]
-        return Told(jobs, rows, verdict, pushed, sql, summary, seconds)
+        return DemoResult(jobs, rows, check, pushed, sql, summary, seconds)
 
     async def _until_ready(self, process: LoraqProcess) -> None:
         await process.until_ready(lambda reason: self.steps.now(process.name, reason))

@@ -1,4 +1,4 @@
-"""The demo's tenants and their adapters, by the way that everyone takes: S3, a pending version, the registrar."""
+"""The demo's tenants and their adapters, pushed as by any user: to S3, as a pending version, for the registrar."""
 
 import asyncio
 from collections.abc import Collection, Sequence
@@ -18,7 +18,7 @@ ADMISSION_TIMEOUT_S = 60.0
 
 
 async def ensure_tenants(pool: Pool, settings: Settings, tenants: Collection[str]) -> dict[str, str]:
-    """Add the tenants that an earlier run has not; returns the webhook secret of each."""
+    """Add the tenants that do not exist yet; returns the webhook secret of each."""
     box = SecretBox(settings.secret_key)
     async with transaction(pool, "add the demo's tenants") as connection:
         known = await webhook_secrets(connection, box, tenants)
@@ -27,7 +27,7 @@ async def ensure_tenants(pool: Pool, settings: Settings, tenants: Collection[str
 
 
 async def push_all(pool: Pool, store: ObjectStore, settings: Settings, adapters: Sequence[Adapter]) -> list[AdapterRow]:
-    """Push every adapter and wait for the registrar; raises InputError with its reason for one that is not ready."""
+    """Push every adapter and wait for the registrar; raises InputError with the reason if one is not ready."""
     return list(await asyncio.gather(*(_push(pool, store, settings, adapter) for adapter in adapters)))
 
 

@@ -1,4 +1,4 @@
-"""How the demo looks: live bars and tables on a terminal, plain lines elsewhere."""
+"""The demo's output: live progress bars and tables on a terminal, plain lines elsewhere."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from services.demo.traffic import Arrived
+from services.demo.traffic import JobProgress
 
 PLAIN_WIDTH = 100
 NAME_WIDTH = 11
@@ -19,31 +19,31 @@ BASE = "base"
 
 
 class View:
-    """Writes to one console; nothing moves unless that is a terminal."""
+    """Writes to one console; without animation unless it is a terminal."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         if not console.is_terminal:
             console.width = PLAIN_WIDTH
 
-    def say(self, text: str, style: str = "") -> None:
-        """A paragraph of plain words, never cut into lines where it may be copied from a pipe."""
+    def print(self, text: str, style: str = "") -> None:
+        """Print a paragraph of plain text; wraps it only on a terminal."""
         self.console.print(Text(text, style=style), soft_wrap=not self.console.is_terminal)
 
     def heading(self, text: str) -> None:
-        """The title of what follows."""
+        """Print a heading."""
         self.console.print()
         self.console.print(Text(text, style="bold cyan"))
 
     @contextmanager
     def job_progress(self, wanted: Mapping[str | None, int]) -> Iterator["JobBars"]:
-        """Bars for the jobs of each adapter and for the webhooks. `wanted`: jobs by adapter, None is the base."""
+        """Bars for the jobs of each adapter and for the webhooks. `wanted` is the number of jobs by adapter."""
         bars = JobBars(self.console, wanted)
         with bars.progress:
             yield bars
 
     def answers(self, prompt: str, rows: Sequence[tuple[str, str, str]]) -> None:
-        """The answers to one prompt side by side: who answers, its rank, the text."""
+        """Print the answers to one prompt in a table. `rows` are (adapter, rank, answer)."""
         self.heading(f"One prompt, {len(rows)} answers: {prompt}")
         table = Table(box=box.ROUNDED, show_lines=True, expand=True)
         table.add_column("adapter", style="bold", no_wrap=True)
@@ -54,7 +54,7 @@ class View:
         self.console.print(table)
 
     def query(self, sql: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A query as it was run, and what it gave."""
+        """Print a query and its rows."""
         self.console.print(Syntax(sql, "sql", background_color="default", theme="ansi_dark"))
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for column, value in rows[0].items() if rows else ():
@@ -64,14 +64,14 @@ class View:
         self.console.print(table)
 
     def commands(self, commands: Mapping[str, str]) -> None:
-        """Commands and what each is for; a command stays on one line of its own, so that it can be copied."""
+        """Print commands with their purpose; each command is on one line, so that it can be copied."""
         for command, purpose in commands.items():
             self.console.print(Text.assemble(("  # " + purpose, "dim")))
             self.console.print(Text("  " + command), soft_wrap=True)
 
 
 class JobBars:
-    """Jobs and webhooks as they arrive: bars on a terminal, a line per quarter elsewhere."""
+    """Progress of jobs and webhooks: bars on a terminal, a line per quarter elsewhere."""
 
     QUARTERS = 4
 
@@ -92,8 +92,8 @@ class JobBars:
         }
         self._webhooks = self.progress.add_task(f"{'webhooks':<{NAME_WIDTH}}", total=self._num_jobs)
 
-    def update(self, now: Arrived) -> None:
-        """Show how far the jobs are."""
+    def update(self, now: JobProgress) -> None:
+        """Show the progress of the jobs."""
         for adapter, bar in self._bars.items():
             self.progress.update(bar, completed=now.finished[adapter])
         self.progress.update(self._webhooks, completed=now.webhooks)

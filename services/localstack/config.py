@@ -1,4 +1,4 @@
-"""Ports and secrets of a stack: chosen at the first `loraq up` and kept, so that settings and data stay valid."""
+"""Ports and secrets of a stack: generated at the first `loraq up` and kept, so that settings and data stay valid."""
 
 import secrets
 from base64 import b64encode
@@ -21,7 +21,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class StackConfig(BaseModel):
-    """What stack.json holds. `chosen` are the servers whose port a person asked for: those are never changed."""
+    """The contents of stack.json. `chosen` are the servers whose port the user set; those ports never change."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -36,7 +36,7 @@ class StackConfig(BaseModel):
 
     @classmethod
     def new(cls) -> "StackConfig":
-        """Free ports and fresh secrets."""
+        """A configuration with free ports and new secrets."""
         broker, postgres, *s3 = free_ports(2 + NUM_PORTS)
         return cls(
             broker_port=broker,
@@ -50,18 +50,18 @@ class StackConfig(BaseModel):
 
     @property
     def ports(self) -> dict[ServerName, int]:
-        """The port of each server that clients connect to."""
+        """The client port of each server."""
         return {"broker": self.broker_port, "postgres": self.postgres_port, "s3": self.s3_ports[0]}
 
     def with_ports(self, wanted: Mapping[ServerName, int]) -> "StackConfig":
-        """The same with the ports that a person asked for."""
+        """A copy with the ports that the user set."""
         changes: dict[str, object] = {"chosen": frozenset(self.chosen | wanted.keys())}
         for server, port in wanted.items():
             changes |= {"s3_ports": (port, *self.s3_ports[1:])} if server == "s3" else {f"{server}_port": port}
         return self.model_copy(update=changes)
 
     def with_free_ports(self) -> "StackConfig":
-        """The same with other ports in place of those that are taken and that nobody asked for."""
+        """A copy in which occupied ports are replaced by free ones, except those that the user set."""
         changes: dict[str, object] = {}
         spare = iter(free_ports(2 + NUM_PORTS))
         if "broker" not in self.chosen and not is_free(self.broker_port):
@@ -111,5 +111,5 @@ def read_config(files: StackFiles) -> StackConfig | None:
 
 
 def write_config(files: StackFiles, config: StackConfig) -> None:
-    """Keep the configuration."""
+    """Write the configuration to stack.json."""
     write_whole(files.config, config.model_dump_json(indent=2) + "\n")

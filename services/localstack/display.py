@@ -1,4 +1,4 @@
-"""What `loraq up` shows: a line per finished step, on a terminal a live line as well, and in the end what runs."""
+"""The output of `loraq up`: a line per finished step, a live line on a terminal, and a summary of what runs."""
 
 import os
 import time
@@ -20,12 +20,12 @@ from services.localstack.stack import Outcome
 NAME_WIDTH = 11
 HEADLINES: dict[Outcome, str] = {
     "started": "The stack is up.",
-    "repaired": "The stack is up again: what had ended was started.",
-    "unchanged": "The stack was up already.",
+    "repaired": "The stack is up again: servers that had died were restarted.",
+    "unchanged": "The stack was already up.",
 }
-MEMORY_ONLY = "The broker keeps its records in memory: those that nobody has consumed when it stops are gone."
-NEXT = "Next:  loraq registrar, worker and dispatcher, each in a terminal of its own; then loraq tenants add acme"
-FOUND_WITHOUT_HELP = Path(".loraq")
+MEMORY_ONLY = "The broker keeps its records in memory: records that are not consumed when it stops are lost."
+NEXT = "Next:  loraq registrar, worker and dispatcher, each in its own terminal; then loraq tenants add acme"
+DEFAULT_DIRECTORY = Path(".loraq")
 
 
 class Steps:
@@ -34,7 +34,7 @@ class Steps:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._status = Status("starting", console=console)
-        self._going_on: dict[str, str] = {}
+        self._running: dict[str, str] = {}
         self._finished: set[str] = set()
         self._began_at = time.monotonic()
 
@@ -48,28 +48,28 @@ class Steps:
         self._status.stop()
 
     def now(self, step: str, doing: str) -> None:
-        """Say what the step is doing."""
+        """Show the current action of a step."""
         if step not in self._finished:
-            self._going_on[step] = f"{step}: {doing}"
+            self._running[step] = f"{step}: {doing}"
             self._show()
 
     def done(self, step: str, result: str) -> None:
-        """Say once what came of the step."""
+        """Print the result of a step, once."""
         if step in self._finished:
             return
         self._finished.add(step)
-        self._going_on.pop(step, None)
+        self._running.pop(step, None)
         elapsed_s = time.monotonic() - self._began_at
         line = f"  [green]✓[/] {step:<{NAME_WIDTH}} {result} [dim]({elapsed_s:.1f} s)[/]"
         self._console.print(line, highlight=False, soft_wrap=True)
         self._show()
 
     def _show(self) -> None:
-        self._status.update(" · ".join(tuple(self._going_on.values())) or "working")
+        self._status.update(" · ".join(tuple(self._running.values())) or "working")
 
 
 def show_servers(running: Running, steps: Steps) -> None:
-    """The supervisor's view of the servers, as steps."""
+    """Show the servers' states from running.json as steps."""
     for server in running.servers:
         if server.state == "ready":
             steps.done(server.name, f"127.0.0.1:{server.port}, process {server.pid}")
@@ -78,15 +78,15 @@ def show_servers(running: Running, steps: Steps) -> None:
 
 
 def show_summary(console: Console, files: StackFiles, config: StackConfig, outcome: Outcome, base_model: Path) -> None:
-    """What runs where, what to mind, and what to type next."""
+    """Print addresses, warnings and the next commands."""
     environment = config.environment(base_model)
     console.print(f"\n[bold]{HEADLINES[outcome]}[/]")
     console.print(_table(files, config, environment), soft_wrap=True)
     console.print(MEMORY_ONLY, highlight=False, soft_wrap=True)
     for name, value in environment.items():
         if os.environ.get(name, value) != value:
-            console.print(f"[yellow]Your environment sets {name}, which wins over the stack's.[/]", highlight=False)
-    if files.directory != FOUND_WITHOUT_HELP.absolute():
+            console.print(f"[yellow]Your environment sets {name}, which overrides the stack's.[/]", highlight=False)
+    if files.directory != DEFAULT_DIRECTORY.absolute():
         console.print(f"First: set -a; . {escape(str(files.env))}; set +a", highlight=False, soft_wrap=True)
     console.print(NEXT, highlight=False, soft_wrap=True)
 

@@ -1,10 +1,10 @@
-"""Where the stack keeps what in its directory, and how its files are written.
+"""The files of a stack in its directory, and how they are written.
 
-stack.json        ports and generated secrets: made once, kept                  (mode 600)
-stack.env         the LORAQ_ settings of everything that uses the stack         (mode 600)
-running.json      what the supervisor owns now
-supervisor.lock   held by the supervisor as long as it lives; its process id is inside
-lock              held by `loraq up` and `loraq down` while they work
+stack.json        ports and generated secrets: created once, kept               (mode 600)
+stack.env         the LORAQ_ settings of all programs that use the stack        (mode 600)
+running.json      the servers that the supervisor currently owns
+supervisor.lock   held by the supervisor as long as it lives; contains its process id
+lock              held by `loraq up` and `loraq down` while they run
 demo.lock         held by `loraq demo` while it runs in the directory
 data/  logs/      one entry per process
 """
@@ -24,7 +24,7 @@ from services.parsing.validation import shown
 
 @dataclass(frozen=True)
 class StackFiles:
-    """Paths inside the stack's directory."""
+    """Paths in the stack's directory."""
 
     directory: Path
 
@@ -40,17 +40,17 @@ class StackFiles:
 
     @property
     def running(self) -> Path:
-        """What the supervisor owns now."""
+        """The servers that the supervisor currently owns."""
         return self.directory / "running.json"
 
     @property
     def supervisor_lock(self) -> Path:
-        """Locked by the living supervisor."""
+        """Locked by the running supervisor."""
         return self.directory / "supervisor.lock"
 
     @property
     def demo_lock(self) -> Path:
-        """Locked by the living demo."""
+        """Locked by the running demo."""
         return self.directory / "demo.lock"
 
     def data(self, server: str) -> Path:
@@ -62,17 +62,17 @@ class StackFiles:
         return self.directory / "logs" / f"{process}.log"
 
     @property
-    def is_there(self) -> bool:
-        """Whether there is such a directory; raises ConfigError if that cannot be told."""
+    def exist(self) -> bool:
+        """Whether the directory exists; raises ConfigError if it cannot be read."""
         try:
             return self.directory.is_dir()
         except OSError as error:
             raise ConfigError(
-                f"{shown(str(self.directory))} cannot be looked at: {error.strerror}; name another with --dir"
+                f"cannot read {shown(str(self.directory))}: {error.strerror}; choose another directory with --dir"
             ) from error
 
     def create(self) -> None:
-        """Make the directory, closed to others and ignored by git. Raises ConfigError if that is impossible."""
+        """Create the directory, private and ignored by git. Raises ConfigError if that is impossible."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             (self.directory / "logs").mkdir(exist_ok=True)
@@ -84,23 +84,23 @@ class StackFiles:
             ) from error
 
     @property
-    def hold_anything(self) -> bool:
-        """Whether a stack was made here, or begun."""
+    def contain_stack(self) -> bool:
+        """Whether a stack was created here, even if only partly."""
         return any(path.exists() for path in (self.config, self.running, self.supervisor_lock))
 
     def check_stack(self) -> None:
-        """Raise ConfigError for a directory that holds no stack."""
+        """Raise ConfigError if the directory contains no stack."""
         if not self.config.exists():
-            raise ConfigError(f"{self.directory} holds no stack (no {self.config.name}); it was not deleted")
+            raise ConfigError(f"{self.directory} contains no stack (no {self.config.name}); it was not deleted")
 
     def delete(self) -> list[Path]:
-        """Remove what the stack has made, and the directory unless something else lies in it; returns what does.
+        """Remove the stack's files, and the directory unless it contains other files; returns those.
 
-        Raises ConfigError for a directory that holds no stack.
+        Raises ConfigError if the directory contains no stack.
         """
         self.check_stack()
         unfinished = [path for file in (self.env, self.running, self.config) for path in _unfinished(file)]
-        # The configuration tells that this is a stack: it goes late, so that a deletion that failed can be repeated.
+        # The configuration identifies a stack, so remove it late: then a failed deletion can be repeated.
         for path in (
             *(self.directory / "data", self.directory / "logs", self.env, self.running, *unfinished),
             *(self.supervisor_lock, self.demo_lock, self.config, self.directory / "lock"),
@@ -115,7 +115,7 @@ class StackFiles:
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
-        """Keep out every other `loraq up` and `loraq down` of this directory; waits for one that is at work."""
+        """Exclude other `loraq up` and `loraq down` commands of this directory; waits for one that is running."""
         with self._lock() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -128,7 +128,7 @@ class StackFiles:
 
 
 def _remove(path: Path) -> None:
-    """A file, a directory with all that is in it, or a link but not what it leads to."""
+    """Remove a file, a directory with its contents, or a link without its target."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -136,12 +136,12 @@ def _remove(path: Path) -> None:
 
 
 def _unfinished(path: Path) -> Iterator[Path]:
-    """What `write_whole` leaves when it is killed."""
+    """Temporary files that `write_whole` leaves when it is killed."""
     return path.parent.glob(f".{path.name}.*")
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file in one step; only its owner may read it."""
+    """Replace a file atomically; only its owner may read it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:

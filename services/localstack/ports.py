@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 POLL_S = 0.02
 LOOPBACK = "127.0.0.1"
-# Below the range from which systems take the local ports of outgoing connections, so that a port found free stays free.
+# Below the range of ephemeral ports, so that outgoing connections do not use a port that was found free.
 CANDIDATES = range(15_000, 32_000)
 
 
@@ -23,14 +23,14 @@ def is_free(port: int) -> bool:
 
 
 def wait_until_free(ports: Sequence[int], timeout_s: float) -> None:
-    """Return when nothing listens on the ports any more, or when the time is over."""
+    """Return when nothing listens on the ports any more, or after `timeout_s` seconds."""
     give_up_at = time.monotonic() + timeout_s
     while not all(is_free(port) for port in ports) and time.monotonic() < give_up_at:
         time.sleep(POLL_S)
 
 
 def accepts_connections(port: int) -> bool:
-    """Whether something answers on the loopback port."""
+    """Whether a process accepts connections on the loopback port."""
     try:
         with socket.create_connection((LOOPBACK, port), timeout=1.0):
             return True
@@ -39,9 +39,9 @@ def accepts_connections(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different ports on which nothing listens now."""
+    """`count` different ports on which nothing listens."""
     found: list[int] = []
-    # The system's own numbers: a process that seeds `random` as another does would find the ports of that one.
+    # From the system's generator: two processes with the same seed of `random` would find the same ports.
     for port in random.SystemRandom().sample(CANDIDATES, len(CANDIDATES)):
         if len(found) == count:
             break

@@ -1,4 +1,4 @@
-"""What turns three running servers into a stack that loraq can use: database, schema, topics, bucket and settings."""
+"""Prepares the running servers for loraq: database, schema, topics, bucket and settings."""
 
 import asyncio
 import shlex
@@ -13,13 +13,13 @@ from services.s3.store import open_store
 
 
 def stack_settings(config: StackConfig, base_model: Path) -> Settings:
-    """Settings that reach this stack, whatever the environment says about the same things."""
+    """Settings for this stack; they override the environment."""
     values = config.environment(base_model)
     return load_settings(_env_file=None, **{name.removeprefix("LORAQ_").lower(): text for name, text in values.items()})
 
 
 def ensure_schema(config: StackConfig, files: StackFiles) -> str:
-    """Make and migrate the database; returns its version."""
+    """Create and migrate the database; returns its version."""
     _, postgres, _ = servers(config, files)
     if not postgres.has_database(DATABASE):
         postgres.sql(f"create database {DATABASE}")
@@ -28,7 +28,7 @@ def ensure_schema(config: StackConfig, files: StackFiles) -> str:
 
 
 def ensure_topics_and_bucket(settings: Settings) -> list[str]:
-    """Make what is missing; returns the names of the topics that were."""
+    """Create missing topics and the bucket; returns the names of the created topics."""
     return asyncio.run(_ensure_topics_and_bucket(settings))
 
 
@@ -41,4 +41,4 @@ async def _ensure_topics_and_bucket(settings: Settings) -> list[str]:
 def write_env(config: StackConfig, files: StackFiles, base_model: Path) -> None:
     """Write stack.env, which Settings and a shell can both read."""
     lines = [f"{name}={shlex.quote(value)}" for name, value in config.environment(base_model).items()]
-    write_whole(files.env, "\n".join(["# Written by `loraq up`: how to reach the embedded stack.", *lines, ""]))
+    write_whole(files.env, "\n".join(["# Written by `loraq up`: settings of the embedded stack.", *lines, ""]))

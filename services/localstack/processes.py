@@ -1,4 +1,4 @@
-"""What can be known about a process by its id."""
+"""Information about a process by its id."""
 
 from contextlib import suppress
 from types import ModuleType
@@ -7,7 +7,7 @@ from services.localstack.wheels import MissingExtraError
 
 
 def started_at(pid: int) -> float | None:
-    """When the process began, seconds since the epoch; None if it does not live, even if nobody has reaped it yet."""
+    """Start time of the process in seconds since the epoch; None if it is not running, or is a zombie."""
     psutil = _psutil()
     try:
         process = psutil.Process(pid)
@@ -26,7 +26,7 @@ def command_line(pid: int) -> list[str]:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL, unless it has ended already."""
+    """Send SIGKILL, unless the process has already ended."""
     psutil = _psutil()
     with suppress(psutil.NoSuchProcess):
         psutil.Process(pid).kill()

@@ -1,4 +1,4 @@
-"""running.json: what the supervisor owns, for `loraq up` and `loraq down` to read."""
+"""running.json: the supervisor's servers, read by `loraq up` and `loraq down`."""
 
 import time
 from typing import Literal
@@ -15,7 +15,7 @@ ORPHAN_TIMEOUT_S = 5.0
 
 
 class RunningServer(BaseModel):
-    """One server. `started_at` tells its process from another one that took over its id."""
+    """One server. `started_at` distinguishes its process from a later one with the same id."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -28,7 +28,7 @@ class RunningServer(BaseModel):
 
 
 class Running(BaseModel):
-    """All servers, and how often the supervisor was asked to start dead ones again."""
+    """All servers, and how often the supervisor has been asked to restart dead ones."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -38,12 +38,12 @@ class Running(BaseModel):
 
     @property
     def dead(self) -> tuple[RunningServer, ...]:
-        """Servers that ended by themselves."""
+        """Servers that ended without being stopped."""
         return tuple(server for server in self.servers if server.state == "dead")
 
 
 def read_running(files: StackFiles) -> Running:
-    """What the supervisor wrote last; empty if there is nothing, or nothing legible."""
+    """What the supervisor wrote last; empty if the file is missing or invalid."""
     try:
         return Running.model_validate_json(files.running.read_bytes())
     except (FileNotFoundError, ValidationError):
@@ -51,33 +51,33 @@ def read_running(files: StackFiles) -> Running:
 
 
 def write_running(files: StackFiles, running: Running) -> None:
-    """Replace what is known about the servers."""
+    """Replace running.json."""
     write_whole(files.running, running.model_dump_json(indent=2) + "\n")
 
 
 def supervisor_pid(files: StackFiles) -> int | None:
-    """Process id of the living supervisor. Its lock tells, not the id: an id in a file may be anyone's by now."""
+    """Process id of the running supervisor. The lock proves that it runs: another process may reuse the stored id."""
     return int(files.supervisor_lock.read_text()) if is_locked(files.supervisor_lock) else None
 
 
 def end_orphans(files: StackFiles) -> list[str]:
-    """See servers end whose supervisor is gone; returns the names of those that had to be killed.
+    """Wait for servers whose supervisor has died; returns the names of those that had to be killed.
 
-    On Linux the kernel has told them to end already; PostgreSQL may still be writing its last checkpoint.
+    On Linux the kernel has already signalled them; PostgreSQL may still be writing its last checkpoint.
     """
-    orphans = [server for server in read_running(files).servers if _lives(server)]
-    killed = [server.name for server in orphans if not _ends_by_itself(server)]
+    orphans = [server for server in read_running(files).servers if _is_running(server)]
+    killed = [server.name for server in orphans if not _ends_on_its_own(server)]
     wait_until_free([server.port for server in orphans], ORPHAN_TIMEOUT_S)
     return killed
 
 
-def _lives(server: RunningServer) -> bool:
+def _is_running(server: RunningServer) -> bool:
     return server.pid is not None and started_at(server.pid) == server.started_at is not None
 
 
-def _ends_by_itself(server: RunningServer) -> bool:
+def _ends_on_its_own(server: RunningServer) -> bool:
     give_up_at = time.monotonic() + ORPHAN_TIMEOUT_S
-    while server.pid is not None and _lives(server):
+    while server.pid is not None and _is_running(server):
         if time.monotonic() > give_up_at:
             kill(server.pid)
             return False

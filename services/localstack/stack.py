@@ -1,4 +1,4 @@
-"""Bringing the servers of a stack up and down, from outside the supervisor."""
+"""Starts and stops the servers of a stack, from outside the supervisor."""
 
 import os
 import signal
@@ -22,12 +22,12 @@ SETTLE_TIMEOUT_S = 90.0
 END_TIMEOUT_S = 30.0
 
 Report = Callable[[Running], None]
-"""Called again and again with the state of the servers while they start."""
+"""Called repeatedly with the state of the servers while they start."""
 Outcome = Literal["started", "repaired", "unchanged"]
 
 
 class Stack:
-    """The servers of one directory. Its methods are called inside `files.exclusively()`."""
+    """The servers of one directory. Call its methods inside `files.exclusively()`."""
 
     def __init__(self, directory: Path) -> None:
         self.files = StackFiles(directory.absolute())
@@ -35,11 +35,11 @@ class Stack:
 
     @property
     def supervisor(self) -> int | None:
-        """Process id of the living supervisor."""
+        """Process id of the running supervisor; None if there is none."""
         return supervisor_pid(self.files)
 
     def configure(self, wanted_ports: Mapping[ServerName, int]) -> StackConfig:
-        """Read the stack's configuration, or make it. Raises ConfigError if it runs with other ports than wanted."""
+        """Read or create the stack's configuration. Raises ConfigError if the stack runs on other ports than wanted."""
         check_installed()
         config = read_config(self.files)
         if config is not None and self.supervisor is not None:
@@ -53,9 +53,10 @@ class Stack:
         return config
 
     def bring_up(self, report: Report, lifetime_of: int | None = None) -> Outcome:
-        """Have all servers ready. Raises ServerError with the problem of the first that cannot start.
+        """Start all servers and wait until they are ready. Raises ServerError for the first that cannot start.
 
-        A stack that this starts ends with this process, until `let_go` is called, and with the process `lifetime_of`.
+        A stack that this call starts ends with this process, until `detach` is called, and with the process
+        `lifetime_of`.
         """
         if self.supervisor is None:
             self._start_supervisor(lifetime_of)
@@ -69,17 +70,17 @@ class Stack:
         self._settle(report, repairs=running.repairs + int(running.settled))
         return "repaired"
 
-    def let_go(self) -> None:
-        """Let a stack that this process started outlive it."""
+    def detach(self) -> None:
+        """Let a stack that this process started outlive the process."""
         self._signal(signal.SIGUSR1)
 
     def abandon(self) -> None:
-        """End a stack that this process started; leave one that ran before."""
+        """Stop the stack if this process started it; leave one that was already running."""
         if self._started is not None:
             self.take_down()
 
     def take_down(self) -> bool:
-        """End the supervisor and its servers, and wait until they are gone; whether there was anything to end."""
+        """Stop the supervisor and its servers and wait until they have ended; returns whether anything was running."""
         was_running = self.supervisor is not None
         if was_running:
             self._signal(signal.SIGTERM)
@@ -87,12 +88,12 @@ class Stack:
                 self._signal(signal.SIGKILL)
                 self._ends_within(END_TIMEOUT_S)
         ended = end_orphans(self.files)
-        self._forget()
+        self._clean_up()
         self._reap()
         return was_running or bool(ended)
 
     def _start_supervisor(self, lifetime_of: int | None) -> None:
-        self._forget()
+        self._clean_up()
         self._reap()
         lifetimes = [os.getpid()] + ([lifetime_of] if lifetime_of is not None else [])
         with self.files.log("supervisor").open("ab") as log:
@@ -128,14 +129,14 @@ class Stack:
                 )
             time.sleep(POLL_S)
         for server in running.dead:
-            raise ServerError(server.problem or f"{server.name} does not run; see {self.files.log(server.name)}")
+            raise ServerError(server.problem or f"{server.name} is not running; see {self.files.log(server.name)}")
 
     def _check_supervisor(self) -> None:
         if self._started is None and self.supervisor is None:
-            raise ServerError(f"the supervisor has ended; see {self.files.log('supervisor')}")
+            raise ServerError(f"the supervisor has exited; see {self.files.log('supervisor')}")
         if self._started is not None and self._started.poll() is not None and not read_running(self.files).settled:
             raise ServerError(
-                f"the supervisor ended with status {self._started.returncode}; see {self.files.log('supervisor')}"
+                f"the supervisor exited with status {self._started.returncode}; see {self.files.log('supervisor')}"
             )
 
     def _signal(self, number: signal.Signals) -> None:
@@ -151,7 +152,7 @@ class Stack:
             time.sleep(POLL_S)
         return self.supervisor is None
 
-    def _forget(self) -> None:
+    def _clean_up(self) -> None:
         self.files.running.unlink(missing_ok=True)
         config = read_config(self.files)
         for server in servers(config, self.files) if config is not None else ():
@@ -159,11 +160,11 @@ class Stack:
 
 
 def check_free(ports: Mapping[ServerName, int]) -> None:
-    """Raise ConfigError for a port that another process has."""
+    """Raise ConfigError for a port that another process uses."""
     for server, port in ports.items():
         if not is_free(port):
             raise ConfigError(
-                f"port {port} of {server} belongs to another process: end that, or choose another with --{server}-port"
+                f"port {port} of {server} is used by another process: stop it, or choose another with --{server}-port"
             )
 
 
@@ -171,4 +172,4 @@ def _check_ports(config: StackConfig, wanted: Mapping[ServerName, int]) -> None:
     for server, port in wanted.items():
         actual = config.ports[server]
         if actual != port:
-            raise ConfigError(f"{server} runs on port {actual}, not {port}: change it after `loraq down`")
+            raise ConfigError(f"{server} runs on port {actual}, not {port}; run `loraq down` before you change it")

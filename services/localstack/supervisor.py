@@ -1,10 +1,10 @@
-"""The one process that owns the three servers.
+"""The process that owns the three servers.
 
-`python -m services.localstack.supervisor DIRECTORY PID…` starts them, and ends them when one of the given processes
-ends: its starter, and perhaps another one. SIGUSR1 says that the starter has done its work and may go.
+`python -m services.localstack.supervisor DIRECTORY PID…` starts them, and stops them when one of the given processes
+ends: its starter, and optionally another one. After SIGUSR1, the end of the starter no longer stops them.
 
-It starts no server again by itself: one that dies is logged and shown in running.json. SIGHUP starts the dead ones
-again; SIGTERM and SIGINT end all. If the supervisor is killed, the kernel ends the servers.
+It does not restart a server on its own: a dead one is logged and shown in running.json. SIGHUP restarts dead servers;
+SIGTERM and SIGINT stop all. If the supervisor is killed, the kernel ends the servers.
 """
 
 import os
@@ -31,7 +31,7 @@ LOCK_TIMEOUT_S = 1.0
 
 
 class Supervisor:
-    """Starts, watches and ends the servers, and keeps running.json true."""
+    """Starts, watches and stops the servers, and keeps running.json up to date."""
 
     def __init__(self, files: StackFiles, stack: Sequence[Server], lifetimes: Sequence[int]) -> None:
         self._files = files
@@ -39,12 +39,12 @@ class Supervisor:
         self._shown = {server.name: _shown(server, "starting") for server in stack}
         self._lifetimes = {pid: started_at(pid) for pid in lifetimes}
         self._starter = lifetimes[0]
-        self._told_to_end: str | None = None
+        self._stop_reason: str | None = None
         self._repairs_wanted = 0
         self._repairs_done = 0
 
     def run(self) -> int:
-        """Until told to end, or until the first start fails; returns the exit status."""
+        """Run until stopped, or until the first start fails; returns the exit status."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, self._on_signal)
         try:
@@ -63,27 +63,27 @@ class Supervisor:
         elif number == signal.SIGUSR1:
             self._lifetimes.pop(self._starter, None)
         else:
-            self._told_to_end = signal.Signals(number).name
+            self._stop_reason = signal.Signals(number).name
 
     def _watch(self) -> None:
-        while not self._must_end():
-            self._note_deaths()
+        while not self._must_stop():
+            self._record_deaths()
             if self._repairs_wanted > self._repairs_done:
                 self._repair()
             time.sleep(TICK_S)
 
-    def _must_end(self) -> bool:
+    def _must_stop(self) -> bool:
         for pid, began in list(self._lifetimes.items()):
             if began is None or started_at(pid) != began:
-                self._told_to_end = f"the end of process {pid}"
-        return self._told_to_end is not None
+                self._stop_reason = f"the end of process {pid}"
+        return self._stop_reason is not None
 
     def _start(self, stack: Sequence[Server]) -> None:
-        """Start the servers side by side and wait until each is ready, has failed, or the supervisor must end."""
+        """Start the servers in parallel and wait until each is ready or has failed, or the supervisor must stop."""
         waiting = {server.name: server for server in stack if self._launch(server)}
         self._publish()
         give_up_at = time.monotonic() + START_TIMEOUT_S
-        while waiting and not self._must_end():
+        while waiting and not self._must_stop():
             for server in list(waiting.values()):
                 if self._is_settled(server, give_up_at):
                     del waiting[server.name]
@@ -110,10 +110,10 @@ class Supervisor:
             self._show(server, "dead", str(error))
         return self._shown[server.name].state != "starting"
 
-    def _note_deaths(self) -> None:
+    def _record_deaths(self) -> None:
         for server in self._stack:
             if server.pid is None and self._shown[server.name].state == "ready":
-                self._show(server, "dead", f"{server.name} ended with status {server.exit_status}, see {server.log}")
+                self._show(server, "dead", f"{server.name} exited with status {server.exit_status}, see {server.log}")
                 self._publish(settled=True)
 
     def _repair(self) -> None:
@@ -122,15 +122,15 @@ class Supervisor:
         self._publish(settled=True)
 
     def _end(self) -> None:
-        say(f"Ending on {self._told_to_end or 'a failed start'}")
+        log(f"Stopping on {self._stop_reason or 'a failed start'}")
         for server in self._stack:
             server.stop()
-        if self._told_to_end is not None:
+        if self._stop_reason is not None:
             self._files.running.unlink(missing_ok=True)
 
     def _show(self, server: Server, state: str, problem: str | None = None) -> None:
         self._shown[server.name] = _shown(server, state, problem)
-        say(problem or f"{server.name} is {state} on port {server.port}")
+        log(problem or f"{server.name} is {state} on port {server.port}")
 
     def _publish(self, *, settled: bool = False) -> None:
         shown = tuple(self._shown.values())
@@ -151,13 +151,13 @@ def _shown(server: Server, state: str, problem: str | None = None) -> RunningSer
     )
 
 
-def say(sentence: str) -> None:
-    """A line in the supervisor's log, which is its stderr."""
+def log(sentence: str) -> None:
+    """Write a line to the supervisor's log, which is its stderr."""
     print(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {sentence}", file=sys.stderr, flush=True)  # noqa: T201  # its log
 
 
 def _lock(files: StackFiles) -> IO[str] | None:
-    """Whoever asks whether a supervisor lives holds the lock for an instant."""
+    """Retries, because `is_locked` in another process holds the lock for an instant."""
     give_up_at = time.monotonic() + LOCK_TIMEOUT_S
     while (lock := try_lock(files.supervisor_lock)) is None and time.monotonic() < give_up_at:
         time.sleep(TICK_S)
@@ -165,11 +165,11 @@ def _lock(files: StackFiles) -> IO[str] | None:
 
 
 def main(directory: Path, lifetimes: Sequence[int]) -> int:
-    """Run the supervisor of the stack in `directory`; at most one runs."""
+    """Run the supervisor of the stack in `directory`; at most one can run."""
     files = StackFiles(directory)
     lock = _lock(files)
     if lock is None:
-        say("Another supervisor owns this stack")
+        log("Another supervisor owns this stack")
         return 1
     with lock:
         lock.truncate(0)

@@ -1,4 +1,4 @@
-"""The steps of `loraq up`, in order."""
+"""The steps of `loraq up`."""
 
 import json
 import os
@@ -30,7 +30,7 @@ WATCH_S = 0.2
 
 @dataclass(frozen=True)
 class UpOptions:
-    """What `loraq up` was asked for."""
+    """The options of `loraq up`."""
 
     directory: Path
     ports: dict[ServerName, int]
@@ -42,13 +42,13 @@ class UpOptions:
 
 
 def run_up(options: UpOptions) -> None:
-    """Bring the stack up; with `foreground`, stay until it ends or a signal comes.
+    """Start the stack; with `foreground`, wait until it ends or a signal arrives.
 
-    If a step fails, a stack that this call started is ended again; one that ran before goes on.
+    If a step fails, a stack that this call started is stopped again; one that was already running continues.
     """
     console = Console(stderr=True)
     stack = Stack(options.directory)
-    _check_asked(stack, options)
+    _check_options(stack, options)
     stack.files.create()
     with sigterm_interrupts():
         with stack.files.exclusively():
@@ -60,7 +60,7 @@ def run_up(options: UpOptions) -> None:
                 stack.abandon()
                 raise
             if not options.foreground:
-                stack.let_go()
+                stack.detach()
         show_summary(console, stack.files, config, outcome, base_model)
         if options.as_json:
             click.echo(json.dumps(config.environment(base_model)))
@@ -68,8 +68,8 @@ def run_up(options: UpOptions) -> None:
             _stay(stack, console)
 
 
-def _check_asked(stack: Stack, options: UpOptions) -> None:
-    """What can be known to fail before anything is made, not even the directory."""
+def _check_options(stack: Stack, options: UpOptions) -> None:
+    """Check what can be checked before anything is created, including the directory."""
     if options.lifetime_of is not None and started_at(options.lifetime_of) is None:
         raise InputError(f"--lifetime-of {options.lifetime_of}: there is no such process")
     if options.base_model is not None and not (options.base_model / "config.json").is_file():
@@ -80,18 +80,18 @@ def _check_asked(stack: Stack, options: UpOptions) -> None:
 
 def _check_foreground(stack: Stack, options: UpOptions) -> None:
     if options.foreground and stack.supervisor is not None:
-        raise ConfigError(f"the stack in {options.directory} runs in the background: `loraq down` first")
+        raise ConfigError(f"the stack in {options.directory} runs in the background: run `loraq down` first")
 
 
 def bring_up(stack: Stack, options: UpOptions, steps: Steps) -> tuple[StackConfig, Outcome, Path]:
-    """Servers, schema, base model, topics, bucket and stack.env; call it inside `stack.files.exclusively()`.
+    """Start servers, prepare schema, base model, topics and bucket, and write stack.env.
 
-    If it raises, what it started still runs: `stack.abandon()` ends that.
+    Call it inside `stack.files.exclusively()`. If it raises, call `stack.abandon()` to stop what it started.
     """
-    _check_asked(stack, options)
+    _check_options(stack, options)
     config = stack.configure(options.ports)
     with ThreadPoolExecutor(2) as threads:
-        # While the servers start, which is mostly waiting, the model is converted and their clients are imported.
+        # Convert the model and import the clients while the servers start, which is mostly waiting.
         converting = threads.submit(_base_model, options, steps)
         importing = threads.submit(import_module, "services.localstack.prepare")
         outcome = stack.bring_up(lambda running: show_servers(running, steps), options.lifetime_of)
@@ -107,10 +107,10 @@ def _make_usable(config: StackConfig, files: StackFiles, converting: "Future[Pat
     steps.now("schema", "migrating")
     steps.done("schema", f"version {prepare.ensure_schema(config, files)}")
     base_model = converting.result()
-    steps.now("topics", "making topics and bucket")
+    steps.now("topics", "creating topics and bucket")
     settings = prepare.stack_settings(config, base_model)
-    made = prepare.ensure_topics_and_bucket(settings)
-    steps.done("topics", f"{len(made)} made" if made else "all there")
+    created = prepare.ensure_topics_and_bucket(settings)
+    steps.done("topics", f"{len(created)} created" if created else "all exist")
     steps.done("bucket", settings.s3_bucket)
     prepare.write_env(config, files, base_model)
     return base_model
@@ -131,7 +131,7 @@ def _base_model(options: UpOptions, steps: Steps) -> Path:
 def _stay(stack: Stack, console: Console) -> None:
     dead: set[str] = set()
     try:
-        console.print("Ctrl-C ends it.")
+        console.print("Press Ctrl-C to stop the stack.")
         while stack.supervisor is not None:
             for server in read_running(stack.files).dead:
                 if server.name not in dead:
@@ -139,18 +139,18 @@ def _stay(stack: Stack, console: Console) -> None:
                     dead.add(server.name)
             time.sleep(WATCH_S)
     except KeyboardInterrupt:
-        console.print("Ending the stack.")
+        console.print("Stopping the stack.")
         with stack.files.exclusively():
             stack.take_down()
         return
     if stack.files.running.exists():
         raise ServerError(f"the stack's supervisor was killed; see {stack.files.log('supervisor')}")
-    console.print("The stack was ended by `loraq down`.")
+    console.print("The stack was stopped by `loraq down`.")
 
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does, so that it cleans up."""
+    """SIGTERM raises KeyboardInterrupt, so that the command cleans up as on Ctrl-C."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

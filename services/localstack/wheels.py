@@ -1,4 +1,4 @@
-"""The wheels of the extra `local`, without which there is no embedded stack."""
+"""The wheels of the extra `local`, which the embedded stack needs."""
 
 from importlib.metadata import PackageNotFoundError, distribution
 
@@ -15,7 +15,7 @@ class MissingExtraError(ConfigError):
 
 
 def check_installed() -> None:
-    """Raise MissingExtraError with the names of all wheels that are missing."""
+    """Raise MissingExtraError with the names of all missing wheels."""
     missing = [name for name in SERVER_WHEELS if not _is_installed(name)]
     if missing:
         raise MissingExtraError(*missing)

@@ -109,7 +109,7 @@ def test_a_process_that_dies_is_named_with_the_end_of_its_log(tmp_path: Path) ->
         running.communicate(timeout=PATIENCE_S)
     said = (tmp_path / "stderr").read_text()
     assert running.returncode == 1
-    assert "loraq: dispatcher ended with status -9" in said
+    assert "loraq: dispatcher exited with status -9" in said
     assert str(Path(".loraq", "demo", "logs", "dispatcher.log")) in said
     assert_nothing_is_left(tmp_path)
 
@@ -122,5 +122,5 @@ def test_an_interrupted_demo_ends_everything(tmp_path: Path) -> None:
         running.send_signal(signal.SIGINT)
         output, _ = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 130
-    assert output.splitlines()[-1] == "Interrupted; everything that the demo started has ended."
+    assert output.splitlines()[-1] == "Interrupted; the demo stopped everything that it started."
     assert_nothing_is_left(tmp_path)

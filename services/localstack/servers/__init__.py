@@ -1,4 +1,4 @@
-"""One class per server of the stack; `loraq up` and the tests' fixtures run the same ones."""
+"""One class per server of the stack, used by `loraq up` and by the tests' fixtures."""
 
 from services.localstack.servers.broker import Broker
 from services.localstack.servers.postgres import Postgres

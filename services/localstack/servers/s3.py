@@ -23,7 +23,7 @@ class S3(Server):
     """One store with one pair of keys. Ports: S3 first, then the internal ones."""
 
     name = "s3"
-    # Its orderly stop waits 15 s for its own subscribers. What it has acknowledged is in the files already.
+    # A graceful stop waits 15 s for internal subscribers. Acknowledged data is already in the files.
     stop_signal = signal.SIGKILL
 
     def __init__(self, directory: Path, log: Path, ports: Sequence[int], access_key: str, secret_key: str) -> None:
@@ -49,11 +49,11 @@ class S3(Server):
             json.dump({"identities": [identity]}, file)
 
     def environment(self) -> dict[str, str]:
-        """Grow one volume at a time: each bucket has volumes of its own, and seven of them by default."""
+        """Create one volume at a time; by default, each bucket gets seven."""
         return {"WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"}
 
     def command(self) -> list[str]:
-        """Loopback only, no telemetry, no services beside S3. Sockets are relative: their paths may not be long."""
+        """Loopback only, no telemetry, only S3. Socket paths are relative because their length is limited."""
         ports = dict(zip(ROLES, zip(self.ports[::2], self.ports[1::2], strict=True), strict=True))
         return [
             find_weed(),
@@ -65,7 +65,7 @@ class S3(Server):
             *(f"-{role}.port={http}" for role, (http, _) in ports.items()),
             *(f"-{role}.port.grpc={grpc}" for role, (_, grpc) in ports.items()),
             "-master.telemetry=false",
-            # A master alone waits for the votes of others as long as this, at each start.
+            # A single master waits this long for the votes of others at each start.
             "-master.electionTimeout=500ms",
             "-master.heartbeatInterval=100ms",
             f"-master.volumeSizeLimitMB={VOLUME_MIB}",
@@ -81,16 +81,16 @@ class S3(Server):
         ]
 
     def is_ready(self) -> bool:
-        """The gateway is healthy, and the master knows of the volumes, which may take longer."""
+        """The gateway is healthy and the volume server has registered with the master, which may take longer."""
         if self.pid is None or _get(f"{self.endpoint}/healthz") is None:
             return False
         topology = _get(f"http://{LOOPBACK}:{self.ports[2 * ROLES.index('master')]}/dir/status")
         return topology is not None and bool(json.loads(topology)["Topology"].get("DataCenters"))
 
     def leftovers(self) -> list[Path]:
-        """Its gRPC sockets lie in /tmp, wherever it is told to keep its data."""
+        """SeaweedFS creates its gRPC sockets in /tmp, regardless of the data directory."""
         grpc = dict(zip(ROLES, self.ports[1::2], strict=True))
-        return [Path(f"/tmp/seaweedfs-{role}-grpc-{port}.sock") for role, port in grpc.items()]  # noqa: S108  # its choice
+        return [Path(f"/tmp/seaweedfs-{role}-grpc-{port}.sock") for role, port in grpc.items()]  # noqa: S108  # SeaweedFS's paths
 
 
 def _get(url: str) -> bytes | None:

@@ -1,4 +1,4 @@
-"""What all servers of the stack have in common: they start, become ready, stop, and die with their parent."""
+"""Base class of the stack's servers: they start, become ready, stop, and die with their parent."""
 
 import os
 import signal
@@ -20,13 +20,13 @@ LOG_TAIL_LINES = 15
 
 
 class ServerError(RetryableError):
-    """A server of the stack did not start, or died."""
+    """A server of the stack failed to start, or died."""
 
 
 class Server(ABC):
     """One server process: a direct child of this process that ends when this process ends, however that happens.
 
-    Its data lie in `directory`, its output in `log`. Start and stop it from one thread that lives as long as it should.
+    Its data is in `directory`, its output in `log`. Start it from a thread that lives as long as the server should.
     """
 
     name: ClassVar[str]
@@ -54,34 +54,34 @@ class Server(ABC):
         """Whether it serves clients now."""
 
     def prepare(self) -> None:
-        """Make what the program needs before it starts. Repeating it changes nothing."""
+        """Create what the program needs before it starts. Idempotent."""
         self.directory.mkdir(parents=True, exist_ok=True)
 
     def environment(self) -> Mapping[str, str]:
-        """Variables beside those of this process."""
+        """Environment variables in addition to those of this process."""
         return {}
 
     def leftovers(self) -> list[Path]:
-        """Files outside `directory` that the server makes; removed when it has stopped, and before it starts."""
+        """Files outside `directory` that the server creates; removed after it stops and before it starts."""
         return []
 
     def discard_leftovers(self) -> None:
-        """Remove them; only when the server does not run."""
+        """Remove the leftovers. Call it only when the server is not running."""
         for path in self.leftovers():
             path.unlink(missing_ok=True)
 
     @property
     def pid(self) -> int | None:
-        """Process id while it runs."""
+        """Process id; None if the server is not running."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     @property
     def exit_status(self) -> int | None:
-        """Status of the ended process, negative for a signal; None while it runs or before it started."""
+        """Exit status of the process, negative for a signal; None while it runs or before it starts."""
         return self._process.poll() if self._process is not None else None
 
     def start(self, timeout_s: float = 60.0) -> None:
-        """Start and wait until it serves. Raises ServerError with the end of its log, ConfigError for a taken port."""
+        """Start and wait until ready. Raises ServerError with the end of the log, ConfigError for a port in use."""
         self.launch()
         self.wait_ready(timeout_s)
 
@@ -89,7 +89,7 @@ class Server(ABC):
         """Start without waiting."""
         for port in self.ports:
             if not is_free(port):
-                raise ConfigError(f"{self.name} cannot listen on 127.0.0.1:{port}: another process has that port")
+                raise ConfigError(f"{self.name} cannot listen on 127.0.0.1:{port}: another process uses that port")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.discard_leftovers()
         self.prepare()
@@ -105,7 +105,7 @@ class Server(ABC):
             )
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
-        """Wait until it serves. Raises ServerError when it ends or the time is over; it does not run then."""
+        """Wait until ready. Raises ServerError if the server ends or the time runs out; then it is not running."""
         give_up_at = time.monotonic() + timeout_s
         while not self.check_ready():
             if time.monotonic() > give_up_at:
@@ -114,13 +114,13 @@ class Server(ABC):
             time.sleep(POLL_S)
 
     def check_ready(self) -> bool:
-        """Whether it serves now. Raises ServerError with the end of its log when it has ended instead."""
+        """Whether it is ready. Raises ServerError with the end of the log if it has ended."""
         if self.pid is None:
-            raise ServerError(f"{self.name} ended with status {self.exit_status} at its start; {self._log_tail()}")
+            raise ServerError(f"{self.name} exited with status {self.exit_status} at start; {self._log_tail()}")
         return self.is_ready()
 
     def stop(self) -> None:
-        """Stop it and wait until it is gone. Does nothing when it does not run."""
+        """Stop the server and wait until it has ended. Does nothing if it is not running."""
         if self._process is None:
             return
         self._process.send_signal(self.stop_signal)
@@ -131,15 +131,15 @@ class Server(ABC):
         self.discard_leftovers()
 
     def kill(self) -> None:
-        """End it as a crash would (SIGKILL) and wait until it is gone."""
+        """Kill the server with SIGKILL, as in a crash, and wait until it has ended."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-            # Children of its own take a moment to notice, and hold its ports until then.
+            # Its children take a moment to end and occupy its ports until then.
             wait_until_free(self.ports, STOP_TIMEOUT_S)
 
     def run_tool(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
-        """Run a program of the server's to its end, as the server's user; returns its output. Raises ServerError."""
+        """Run one of the server's programs as the server's user; returns its output. Raises ServerError."""
         finished = subprocess.run(
             self._wrapped(command),
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The demo's checker catches what it must: lost jobs, doubled rows, forged and contradicting webhooks."""
+"""The demo's checker detects lost jobs, duplicate rows, and forged or contradicting webhooks."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import pytest
 
 from schemas.common import ErrorCode, JobState, Lane
 from schemas.events import JobError, JobOutcome, Timings, Usage, WebhookBody
-from services.demo.check import Row, Verdict, judge
+from services.demo.check import CheckResult, Row, check
 from services.demo.plan import Job
 from services.webhooks.receiver import ReceivedWebhook
 
@@ -63,54 +63,54 @@ def a_webhook(problem: str | None = None, **changes: Any) -> ReceivedWebhook:
     return ReceivedWebhook("id", {}, body.model_dump_json().encode(), problem)
 
 
-def verdict(rows: Sequence[Row], *webhooks: ReceivedWebhook) -> Verdict:
-    return judge([JOB], rows, {"acme": webhooks})
+def checked(rows: Sequence[Row], *webhooks: ReceivedWebhook) -> CheckResult:
+    return check([JOB], rows, {"acme": webhooks})
 
 
-def test_a_row_and_a_webhook_that_agree_are_all_that_is_needed() -> None:
-    found = verdict([a_row()], a_webhook())
+def test_a_row_and_a_webhook_that_agree_pass() -> None:
+    found = checked([a_row()], a_webhook())
     assert not found.problems
     assert found.line == "demo: 1 jobs, 1 succeeded, 0 lost, 1 rows, 1 webhooks verified"
 
 
 def test_a_repeated_webhook_counts_once() -> None:
-    assert verdict([a_row()], a_webhook(), a_webhook()).webhooks_verified == 1
+    assert checked([a_row()], a_webhook(), a_webhook()).webhooks_verified == 1
 
 
 def test_a_job_without_row_is_lost() -> None:
-    found = verdict([])
+    found = checked([])
     assert (found.lost, found.rows, found.succeeded) == (1, 0, 0)
     assert any("0 rows instead of one" in problem for problem in found.problems)
 
 
 def test_a_job_that_never_ends_is_lost() -> None:
-    found = verdict([a_row(state=JobState.RUNNING, has_result=False)])
+    found = checked([a_row(state=JobState.RUNNING, has_result=False)])
     assert found.lost == 1
     assert any("it is still running" in problem for problem in found.problems)
 
 
 def test_two_rows_are_a_problem() -> None:
-    assert any("2 rows instead of one" in problem for problem in verdict([a_row(), a_row()], a_webhook()).problems)
+    assert any("2 rows instead of one" in problem for problem in checked([a_row(), a_row()], a_webhook()).problems)
 
 
-def test_a_failed_job_is_told_with_its_reason() -> None:
+def test_a_failed_job_is_reported_with_its_reason() -> None:
     row = a_row(state=JobState.FAILED, error_code="engine_error", error_message="It broke.", has_result=False)
-    found = verdict([row])
+    found = checked([row])
     assert (found.succeeded, found.lost) == (0, 0)
     assert any("failed (engine_error): It broke." in problem for problem in found.problems)
 
 
 def test_success_without_a_result_row_is_a_problem() -> None:
-    assert any("no result row" in problem for problem in verdict([a_row(has_result=False)], a_webhook()).problems)
+    assert any("no result row" in problem for problem in checked([a_row(has_result=False)], a_webhook()).problems)
 
 
 def test_a_missing_webhook_is_named() -> None:
-    (problem,) = verdict([a_row()]).problems
-    assert problem == f"job {JOB.job_id} (acme/pirate): no webhook with a good signature came"
+    (problem,) = checked([a_row()]).problems
+    assert problem == f"job {JOB.job_id} (acme/pirate): no webhook with a valid signature arrived"
 
 
 def test_a_bad_signature_does_not_count() -> None:
-    found = verdict([a_row()], a_webhook("the signature does not match"))
+    found = checked([a_row()], a_webhook("the signature does not match"))
     assert found.webhooks_verified == 0
     assert any("the signature does not match" in problem for problem in found.problems)
 
@@ -132,16 +132,16 @@ def test_a_bad_signature_does_not_count() -> None:
     ids=lambda change: next(iter(change)),
 )
 def test_a_webhook_that_contradicts_the_row_is_not_verified(change: dict[str, Any]) -> None:
-    found = verdict([a_row()], a_webhook(**change))
+    found = checked([a_row()], a_webhook(**change))
     assert found.webhooks_verified == 0
-    assert any(f"its {next(iter(change))} is not the row's" in problem for problem in found.problems)
+    assert any(f"its {next(iter(change))} differs from the row's" in problem for problem in found.problems)
 
 
-def test_a_body_that_is_no_webhook_body_is_a_problem() -> None:
-    found = verdict([a_row()], ReceivedWebhook("id", {}, json.dumps({"type": "job.succeeded"}).encode(), None))
+def test_an_invalid_webhook_body_is_a_problem() -> None:
+    found = checked([a_row()], ReceivedWebhook("id", {}, json.dumps({"type": "job.succeeded"}).encode(), None))
     assert any("its body is not a WebhookBody" in problem for problem in found.problems)
 
 
-def test_another_run_s_webhook_is_passed_over() -> None:
-    stranger = Job(uuid4(), "acme", "pirate", "Hello", Lane.STANDARD, "earlier")
-    assert not verdict([a_row()], a_webhook(), a_webhook(job=stranger)).problems
+def test_a_webhook_of_another_run_is_ignored() -> None:
+    other = Job(uuid4(), "acme", "pirate", "Hello", Lane.STANDARD, "earlier")
+    assert not checked([a_row()], a_webhook(), a_webhook(job=other)).problems

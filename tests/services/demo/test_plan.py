@@ -1,4 +1,4 @@
-"""Which jobs the demo plans, and for whose adapters."""
+"""The demo's plan of jobs and adapters."""
 
 from collections import Counter
 from pathlib import Path
@@ -16,17 +16,17 @@ ADAPTERS = [Adapter("acme", name, Path(name)) for name in ("brief", "json", "pir
 
 def test_the_default_plan_has_every_adapter_in_every_lane() -> None:
     jobs = plan_jobs(ADAPTERS, 30, "run")
-    met = {(job.adapter, job.lane) for job in jobs}
-    assert met == {(adapter, lane) for adapter in (None, "brief", "json", "pirate", "triage") for lane in Lane}
+    pairs = {(job.adapter, job.lane) for job in jobs}
+    assert pairs == {(adapter, lane) for adapter in (None, "brief", "json", "pirate", "triage") for lane in Lane}
 
 
-def test_jobs_are_shared_out_evenly_and_have_ids_of_their_own() -> None:
+def test_jobs_are_distributed_evenly_and_have_distinct_ids() -> None:
     jobs = plan_jobs(ADAPTERS, 30, "run")
     assert set(Counter(job.adapter for job in jobs).values()) == {6}
     assert len({job.key for job in jobs}) == 30
 
 
-def test_the_first_prompt_goes_to_everyone() -> None:
+def test_the_first_prompt_goes_to_the_base_and_every_adapter() -> None:
     first, *rest = plan_jobs(ADAPTERS, 5, "run")
     assert {job.prompt for job in rest} == {first.prompt}
 
@@ -35,7 +35,7 @@ def test_a_plan_may_be_longer_than_the_list_of_prompts() -> None:
     assert len(plan_jobs(ADAPTERS, 1_000, "run")) == 1_000
 
 
-def test_requests_are_valid_and_carry_the_run() -> None:
+def test_requests_are_valid_and_contain_the_run() -> None:
     for job in plan_jobs(ADAPTERS, 6, "run"):
         request = job.request("http://127.0.0.1:1/webhooks")
         assert request.metadata["demo"] == "run"
@@ -53,7 +53,7 @@ def test_adapters_that_do_not_fit_the_base_are_left_out_with_a_sentence(tmp_path
 
 
 def test_a_missing_directory_of_adapters_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere is not there.*--adapters"):
+    with pytest.raises(ConfigError, match=r"nowhere does not exist.*--adapters"):
         find_adapters(tmp_path / "nowhere", tmp_path)
 
 

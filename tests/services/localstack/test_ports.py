@@ -10,8 +10,8 @@ def test_free_ports_are_different_and_free() -> None:
     assert all(is_free(port) for port in ports)
 
 
-def test_processes_that_seed_random_alike_find_ports_of_their_own() -> None:
-    """As those do that share the tests: what one has found and not yet taken is free for the other too."""
+def test_processes_with_the_same_random_seed_find_different_ports() -> None:
+    """Pytest processes have the same seed, and a port that one has found but not used yet is free for the other too."""
     found = set()
     for _ in range(2):
         random.seed(7)
@@ -19,7 +19,7 @@ def test_processes_that_seed_random_alike_find_ports_of_their_own() -> None:
     assert len(found) == 2
 
 
-def test_a_port_that_is_listened_on_is_not_free() -> None:
+def test_a_port_with_a_listener_is_not_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert not is_free(port)

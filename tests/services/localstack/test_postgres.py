@@ -1,4 +1,4 @@
-"""PostgreSQL from its wheel: closed to others, and its data outlive a crash."""
+"""PostgreSQL from its wheel: it needs the password, and its data survives a crash."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from services.localstack.servers import Postgres, ServerError
 
 @pytest.fixture
 def postgres(tmp_path: Path) -> Iterator[Postgres]:
-    """Below a directory that is closed to everyone but its owner, as a home directory is."""
+    """A server below a directory that only its owner may enter, like a home directory."""
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     server = Postgres(closed / "data", closed / "log", free_ports(1)[0], "p@ss/word")
@@ -21,7 +21,7 @@ def postgres(tmp_path: Path) -> Iterator[Postgres]:
     server.stop()
 
 
-def test_data_outlive_a_crash(postgres: Postgres) -> None:
+def test_data_survives_a_crash(postgres: Postgres) -> None:
     postgres.start()
     postgres.sql("create database kept")
     postgres.sql("create table t (x int)", "insert into t values (7)", database="kept")
@@ -44,7 +44,7 @@ def test_starts_with_a_pid_file_that_is_stale_or_empty(postgres: Postgres) -> No
         postgres.stop()
 
 
-def test_an_interrupted_initialisation_is_begun_anew(postgres: Postgres) -> None:
+def test_an_interrupted_initialisation_is_repeated(postgres: Postgres) -> None:
     unfinished = postgres.directory.with_name("data.unfinished")
     unfinished.mkdir()
     (unfinished / "PG_VERSION").write_text("18\n")
@@ -64,9 +64,9 @@ def test_a_bad_statement_is_quoted(postgres_server: Postgres) -> None:
         postgres_server.sql("selekt 1")
 
 
-def test_a_damaged_cluster_says_so(postgres: Postgres) -> None:
+def test_the_error_for_a_damaged_cluster_names_the_file(postgres: Postgres) -> None:
     postgres.start()
     postgres.stop()
     (postgres.directory / "global" / "pg_control").unlink()
-    with pytest.raises(ServerError, match=r"(?s)postgres ended with status \d at its start.*pg_control"):
+    with pytest.raises(ServerError, match=r"(?s)postgres exited with status \d at start.*pg_control"):
         postgres.start()

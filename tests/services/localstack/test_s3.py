@@ -1,4 +1,4 @@
-"""The store from its wheel: closed to others, and its objects outlive a crash and a change of ports."""
+"""The store from its wheel: it needs the keys, and its objects survive a crash and a change of ports."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ def client(server: S3, secret: str | None = None) -> "S3Client":
     )
 
 
-def test_objects_outlive_a_crash_and_other_ports(tmp_path: Path) -> None:
+def test_objects_survive_a_crash_and_a_change_of_ports(tmp_path: Path) -> None:
     first = S3(tmp_path / "data", tmp_path / "log", free_ports(NUM_PORTS), "key", "secret")
     first.start()
     client(first).create_bucket(Bucket="kept")

@@ -1,4 +1,4 @@
-"""What all servers of the stack have in common: they start, stop, complain clearly, and are gone with their parent."""
+"""All servers of the stack start, stop, report clear errors, and die with their parent."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ from tests.waiting import eventually_sync
 
 
 class Script(Server):
-    """A shell script in the place of a server."""
+    """A shell script as a server."""
 
     name = "script"
 
@@ -44,18 +44,18 @@ def test_a_server_starts_stops_and_starts_again(tmp_path: Path) -> None:
         assert is_free(broker.port)
 
 
-def test_a_taken_port_is_named(tmp_path: Path, embedded_broker: Broker) -> None:
+def test_a_port_in_use_is_named(tmp_path: Path, embedded_broker: Broker) -> None:
     second = Broker(tmp_path / "data", tmp_path / "log", embedded_broker.port)
     with pytest.raises(ConfigError, match=rf"broker cannot listen on 127\.0\.0\.1:{embedded_broker.port}"):
         second.start()
 
 
-def test_a_server_that_ends_at_its_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
-    with pytest.raises(ServerError, match=r"script ended with status 3 at its start.*\n.*the disk is full"):
+def test_the_error_for_a_server_that_exits_at_start_contains_the_end_of_its_log(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match=r"script exited with status 3 at start.*\n.*the disk is full"):
         Script(tmp_path, "echo the disk is full >&2; exit 3").start()
 
 
-def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:
+def test_a_server_that_is_not_ready_in_time_is_killed(tmp_path: Path) -> None:
     script = Script(tmp_path, "exec sleep 60")
     with pytest.raises(ServerError, match=r"script was not ready after 0\.2 s"):
         script.start(timeout_s=0.2)
@@ -111,11 +111,11 @@ def test_servers_die_with_a_killed_parent(tmp_path: Path) -> None:
         path.unlink()
 
 
-def test_a_child_whose_parent_is_gone_already_does_not_start(tmp_path: Path) -> None:
+def test_a_child_whose_parent_has_died_does_not_start(tmp_path: Path) -> None:
     gone = subprocess.Popen(["/bin/true"])
     gone.wait()
     command = [sys.executable, "-I", "-S", child.__file__, str(gone.pid), "9", "-1", "/bin/echo", "started"]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode == 1
     assert finished.stdout == ""
-    assert "the parent was gone" in finished.stderr
+    assert "the parent died" in finished.stderr

@@ -1,4 +1,4 @@
-"""The supervisor: it owns the servers, restarts none by itself, and none outlives it."""
+"""The supervisor owns the servers and restarts none on its own; no server outlives it."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 
 
 def ignore(_running: Running) -> None:
-    """Nobody looks."""
+    """Ignores progress reports."""
 
 
 def pids(stack: Stack) -> dict[str, int]:
@@ -42,9 +42,9 @@ def wait_for_the_end(servers: dict[str, int]) -> None:
     eventually_sync(lambda: not any(started_at(pid) for pid in servers.values()), what="the servers' end")
 
 
-def test_killed_supervisor_takes_its_servers_along(stack: Stack) -> None:
+def test_servers_of_a_killed_supervisor_end(stack: Stack) -> None:
     assert stack.bring_up(ignore) == "started"
-    stack.let_go()
+    stack.detach()
     servers, supervisor = pids(stack), stack.supervisor
     assert supervisor is not None
     os.kill(supervisor, signal.SIGKILL)
@@ -54,10 +54,10 @@ def test_killed_supervisor_takes_its_servers_along(stack: Stack) -> None:
     assert config.ports == stack.configure({}).ports
 
 
-def test_ends_with_the_process_it_was_told_to(stack: Stack) -> None:
+def test_the_stack_ends_with_the_given_process(stack: Stack) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         stack.bring_up(ignore, lifetime_of=other.pid)
-        stack.let_go()
+        stack.detach()
         servers = pids(stack)
         other.kill()
     wait_for_the_end(servers)
@@ -71,15 +71,15 @@ def test_a_server_that_dies_stays_dead_until_up(stack: Stack) -> None:
     (dead,) = eventually_sync(lambda: read_running(stack.files).dead, what="the supervisor to notice")
     assert (dead.name, dead.pid) == ("broker", None)
     assert dead.problem is not None
-    assert "broker ended with status -9" in dead.problem
-    assert "broker ended with status -9" in stack.files.log("supervisor").read_text()
+    assert "broker exited with status -9" in dead.problem
+    assert "broker exited with status -9" in stack.files.log("supervisor").read_text()
     assert stack.bring_up(ignore) == "repaired"
     after = pids(stack)
     assert {name for name in before if before[name] != after[name]} == {"broker"}
     assert stack.bring_up(ignore) == "unchanged"
 
 
-def test_a_server_that_cannot_start_is_named_and_the_others_end(stack: Stack, tmp_path: Path) -> None:
+def test_a_server_that_cannot_start_is_named_and_the_others_are_stopped(stack: Stack, tmp_path: Path) -> None:
     port = stack.configure({}).postgres_port
     with socket.create_server(("127.0.0.1", port)):
         with pytest.raises(ServerError, match=rf"postgres cannot listen on 127\.0\.0\.1:{port}"):
@@ -88,7 +88,7 @@ def test_a_server_that_cannot_start_is_named_and_the_others_end(stack: Stack, tm
     wait_for_the_end({**pids(stack), "postgres": 0})
 
 
-def test_ports_that_nobody_chose_move_out_of_the_way() -> None:
+def test_occupied_ports_that_the_user_did_not_set_are_replaced() -> None:
     config = StackConfig.new().with_ports({"s3": 9000})
     with socket.create_server(("127.0.0.1", config.broker_port)):
         moved = config.with_free_ports()
