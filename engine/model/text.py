@@ -1,45 +1,142 @@
 """Incremental detokenization: emits whole characters only, and finds stop strings that span tokens."""
 
+import codecs
 from collections.abc import Sequence
+from typing import Protocol
 
 from engine.model.tokenizer import Tokenizer
+from engine.model.vocabulary import byte_level_bytes, is_byte_token
 
-INCOMPLETE = "\ufffd"
 CONTEXT_TOKENS = 6
-MAX_PENDING_TOKENS = 8
+
+
+class _Detokenizer(Protocol):
+    def push(self, token_id: int) -> str:
+        """Text that the next token, which is not special, completes."""
+
+    def close(self) -> str:
+        """Text of what was held back."""
+
+
+class _ByteLevel:
+    """Each token is some bytes, so that the text is UTF-8 decoded as it comes, invalid bytes as U+FFFD."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        token = self._tokenizer.token(token_id)
+        return "" if token is None else self._decoder.decode(byte_level_bytes(token))
+
+    def close(self) -> str:
+        """Nothing: an incomplete character is no text."""
+        return ""
+
+
+class _InContext:
+    """Other tokenizers: each run of tokens is decoded after the token before it, on which its spelling may depend.
+
+    A run is one token, or all of some that stand for single bytes: whether these are text shows at their end.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        whole = [each for each in prompt_ids[-CONTEXT_TOKENS:] if self._is_whole(each)]
+        self._context = whole[-1:]
+        self._run: list[int] = []
+
+    def _is_whole(self, token_id: int) -> bool:
+        token = self._tokenizer.token(token_id)
+        return token is not None and not is_byte_token(token) and not self._tokenizer.is_special(token_id)
+
+    def push(self, token_id: int) -> str:
+        self._run.append(token_id)
+        if not self._is_whole(token_id):
+            return ""
+        text = self._decoded(self._run)
+        self._context, self._run = [token_id], []
+        return text
+
+    def _decoded(self, run: list[int]) -> str:
+        return self._tokenizer.decode([*self._context, *run])[len(self._tokenizer.decode(self._context)) :]
+
+    def close(self) -> str:
+        """The bytes that were held back, without an incomplete character at their end."""
+        tokens = [self._tokenizer.token(token_id) for token_id in self._run]
+        data = bytes(int(token[3:5], 16) for token in tokens if token is not None)
+        try:
+            return codecs.getincrementaldecoder("utf-8")().decode(data)
+        except UnicodeDecodeError:
+            return self._decoded(self._run)
 
 
 class TextStream:
     """Decodes token ids one at a time; `text` never ends inside a character.
 
-    Each token is decoded together with a few preceding ones, because some tokenizers decode a token differently at the
-    start of a text. For the first tokens these are the last tokens of the prompt.
+    It is what decoding all of them at once gives, but for an incomplete character at the end, which is left out.
+    Special tokens are left out too. A stop string is searched for in `text`; one that holds the text of a special
+    token is searched for in the text with special tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stop: Sequence[str]) -> None:
         self._tokenizer = tokenizer
-        self._stop = tuple(stop)
-        self._longest_stop = max(map(len, self._stop), default=0)
-        self._window = list(prompt_ids[-CONTEXT_TOKENS:])
-        self._num_emitted = len(self._window)
+        self._detokenizer: _Detokenizer = (
+            _ByteLevel(tokenizer) if tokenizer.is_byte_level else _InContext(tokenizer, prompt_ids)
+        )
+        with_special = tokenizer.with_special(stop) if stop else ()
+        self._stop = _StopStrings([each for each in stop if each not in with_special])
+        self._raw_stop = _StopStrings(with_special)
+        self._raw = ""
+        self._hidden: list[tuple[int, int]] = []
         self.text = ""
 
     def push(self, token_id: int) -> bool:
         """Append a token; True if a stop string is now complete, in which case `text` ends before it."""
-        self._window.append(token_id)
-        emitted = self._tokenizer.decode(self._window[: self._num_emitted])
-        whole = self._tokenizer.decode(self._window)
-        pending = len(self._window) - self._num_emitted
-        if len(whole) <= len(emitted) or (whole.endswith(INCOMPLETE) and pending < MAX_PENDING_TOKENS):
-            return False
-        self._window = self._window[-max(pending, CONTEXT_TOKENS) :]
-        self._num_emitted = len(self._window)
-        return self._append(whole[len(emitted) :])
+        if not self._tokenizer.is_special(token_id):
+            return self._append(self._detokenizer.push(token_id))
+        return self._raw_stop.given and self._append_hidden(self._tokenizer.token(token_id) or "")
+
+    def close(self) -> bool:
+        """No token follows; True if that completes a stop string."""
+        return self._append(self._detokenizer.close())
 
     def _append(self, new: str) -> bool:
-        search_from = max(len(self.text) - self._longest_stop + 1, 0)
+        if not new:
+            return False
         self.text += new
-        found = [at for stop in self._stop if (at := self.text.find(stop, search_from)) >= 0]
+        ends = [self._stop.first_in(self.text, len(new))]
+        if self._raw_stop.given:
+            self._raw += new
+            ends.append(self._shown(self._raw_stop.first_in(self._raw, len(new))))
+        return self._end_at(ends)
+
+    def _append_hidden(self, special: str) -> bool:
+        self._hidden.append((len(self._raw), len(special)))
+        self._raw += special
+        return self._end_at([self._shown(self._raw_stop.first_in(self._raw, len(special)))])
+
+    def _shown(self, raw: int | None) -> int | None:
+        """A place in the text with special tokens as the same place in `text`."""
+        if raw is None:
+            return None
+        return raw - sum(min(length, raw - at) for at, length in self._hidden if at < raw)
+
+    def _end_at(self, ends: Sequence[int | None]) -> bool:
+        found = [end for end in ends if end is not None]
         if found:
             self.text = self.text[: min(found)]
         return bool(found)
+
+
+class _StopStrings:
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = tuple(texts)
+        self._longest = max(map(len, self._texts), default=0)
+        self.given = bool(self._texts)
+
+    def first_in(self, text: str, num_new: int) -> int | None:
+        """Where the first one begins that ends in the newest characters."""
+        start = max(len(text) - num_new - self._longest + 1, 0)
+        found = [at for each in self._texts if (at := text.find(each, start)) >= 0]
+        return min(found, default=None)

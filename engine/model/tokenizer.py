@@ -1,74 +1,149 @@
 """The base model's tokenizer and chat template."""
 
-import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as RustTokenizer
 
 from engine.errors import InvalidRequestError, ModelError
+from engine.model.chat import ChatTemplate
+from engine.model.control_tokens import ControlTokens
+from engine.model.vocabulary import TokenCounts, component, parts_of
 
-SPECIAL_TOKEN_FIELDS = ("bos_token", "eos_token", "pad_token", "unk_token")
+SPECIAL_TOKEN_FIELDS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 
 
 class Tokenizer:
-    """Reads tokenizer.json, tokenizer_config.json and the chat template; raises ModelError naming a bad file."""
+    """Reads tokenizer.json, tokenizer_config.json and the chat template; raises ModelError naming a bad file.
+
+    Truncation and padding, which training leaves in tokenizer.json, are off: a prompt has the tokens that it has.
+    Any thread may encode, render and decode.
+    """
 
     def __init__(self, model_dir: Path) -> None:
         self._tokenizer = _load(model_dir / "tokenizer.json")
+        self.counts = TokenCounts(self._tokenizer)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._special_texts = tuple(token.content for token in added.values() if token.special)
+        self._control = ControlTokens([token.content for token in added.values()])
+        self._separator_id = self._add_separator()
+        self._matches_normalized = any(token.normalized and not token.content.isspace() for token in added.values())
         settings = _read_settings(model_dir / "tokenizer_config.json")
-        self._special = {name: _token_text(settings.get(name)) for name in SPECIAL_TOKEN_FIELDS}
+        names = {name: _token_text(settings.get(name)) for name in SPECIAL_TOKEN_FIELDS}
+        self._special = {name: text for name, text in names.items() if text is not None}
         source = _template_source(model_dir / "chat_template.jinja", settings.get("chat_template"))
-        self._template = None if source is None else _compile(source, model_dir)
+        self._template = None if source is None else ChatTemplate(source, self._special, model_dir)
+
+    def _add_separator(self) -> int:
+        separator = self._control.separator
+        self._tokenizer.add_special_tokens([AddedToken(separator, special=True, normalized=False)])
+        token_id: int = self._tokenizer.token_to_id(separator)
+        return token_id
 
     @property
     def eos_token_id(self) -> int | None:
         """Id of the `eos_token` in tokenizer_config.json."""
-        text = self._special["eos_token"]
+        text = self._special.get("eos_token")
         token_id: int | None = None if text is None else self._tokenizer.token_to_id(text)
         return token_id
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, with the special tokens that the tokenizer adds."""
-        ids: list[int] = self._tokenizer.encode(text).ids
-        return ids
+    @cached_property
+    def is_byte_level(self) -> bool:
+        """Whether each token is a run of bytes, in GPT-2's alphabet, whatever stands beside it."""
+        return [part["type"] for part in parts_of(component(self._tokenizer.decoder), "decoders")] == ["ByteLevel"]
+
+    def encode(self, text: str, *, allow_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt, with the special tokens that the tokenizer adds.
+
+        The text of an added token in the prompt is that token, unless `allow_special_tokens` is false. Raises
+        InvalidRequestError.
+        """
+        return self.encode_text(text if allow_special_tokens else self.without_control(text), add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's reply. Raises InvalidRequestError; see `render`."""
-        ids: list[int] = self._tokenizer.encode(self.render(messages), add_special_tokens=False).ids
+        return self.encode_text(self.conversation(messages), add_special_tokens=False)
+
+    def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of what `conversation` or `without_control` returned, or of any other text."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if self._control.separator in text:
+            return [token_id for token_id in ids if token_id != self._separator_id]
         return ids
+
+    def conversation(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """What `render` returns, for `encode_text`: control tokens that a message holds become no tokens.
+
+        Raises InvalidRequestError.
+        """
+        self._check_normalized(value for message in messages for value in message.values())
+        return self._control.rendered(messages, self.render)
+
+    def without_control(self, text: str) -> str:
+        """A text for `encode_text`, in which no control token becomes one. Raises InvalidRequestError."""
+        self._check_normalized([text])
+        return self._control.separated(text)
+
+    def _check_normalized(self, texts: Iterable[str]) -> None:
+        """Where markers are looked for in normalized text, one that only appears there cannot be kept apart."""
+        if not self._matches_normalized or self._tokenizer.normalizer is None:
+            return
+        for text in texts:
+            if self._control.count(self._tokenizer.normalizer.normalize_str(text)) > self._control.count(text):
+                raise InvalidRequestError("a message holds a control token of the model in another spelling; remove it")
+
+    def size(self, text: str) -> int:
+        """Characters of a text for `encode_text`, without those that keep control tokens apart."""
+        return len(text) - len(self._control.separator) * text.count(self._control.separator)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Apply the chat template to a conversation. Raises InvalidRequestError if it fails or there is none."""
         if self._template is None:
             raise InvalidRequestError("messages were given, but the base model has no chat template; send a prompt")
-        try:
-            return self._template.render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=True,
-                **{name: text for name, text in self._special.items() if text is not None},
-            )
-        except jinja2.TemplateError as error:
-            raise InvalidRequestError(f"the base model's chat template rejects the messages: {error}") from error
+        return self._template.render(messages)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens; invalid UTF-8 becomes U+FFFD."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
 
+    def token(self, token_id: int) -> str | None:
+        """A token as the vocabulary writes it; None if the id has none."""
+        text: str | None = self._tokenizer.id_to_token(token_id)
+        return text
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether `decode` leaves the token out."""
+        return token_id in self._special_ids
+
+    def with_special(self, texts: Iterable[str]) -> tuple[str, ...]:
+        """Those of the texts that hold the text of a special token."""
+        return tuple(text for text in texts if any(special in text for special in self._special_texts))
+
 
 def _load(path: Path) -> Any:
     if not path.is_file():
         raise ModelError(f"{path} does not exist; the base model needs a tokenizer.json")
     try:
-        return RustTokenizer.from_file(str(path))
+        tokenizer = RustTokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception
         raise ModelError(f"{path} is not a valid tokenizer: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
@@ -93,25 +168,3 @@ def _template_source(path: Path, setting: Any) -> str | None:
     if isinstance(setting, list):
         return next((entry["template"] for entry in setting if entry.get("name") == "default"), None)
     return setting if isinstance(setting, str) else None
-
-
-def _compile(source: str, model_dir: Path) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = _to_json
-    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
-    try:
-        return environment.from_string(source)
-    except jinja2.TemplateError as error:
-        raise ModelError(f"the chat template in {model_dir} is invalid: {error}") from error
-
-
-def _to_json(value: object, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(layout: str) -> str:
-    return datetime.datetime.now(tz=datetime.UTC).strftime(layout)

@@ -28,10 +28,14 @@ class RequestState:
             self._first_token_s = time.monotonic() - self._added_at
         if self._logprobs is not None and sampled.logprobs is not None:
             self._logprobs.append(sampled.logprobs)
-        stopped = self._text.push(sampled.token_id)
-        if stopped or (sampled.token_id in end_ids and not sequence.sampling.ignore_eos):
+        if self._text.push(sampled.token_id):
             return "stop"
-        return "length" if sequence.num_tokens == sequence.max_tokens else None
+        if sampled.token_id in end_ids and not sequence.sampling.ignore_eos:
+            self._text.close()
+            return "stop"
+        if sequence.num_tokens < sequence.max_tokens:
+            return None
+        return "stop" if self._text.close() else "length"
 
     def output(self, reason: FinishReason, error: EngineError | None = None) -> Output:
         """The output of the finished request; with `error` the request failed."""
