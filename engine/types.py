@@ -69,7 +69,8 @@ class Request:
     """One prompt to complete. Exactly one of `prompt_token_ids`, `prompt` and `messages` is given.
 
     `messages` are rendered with the base model's chat template. `adapter` is the name of a loaded adapter, or None for
-    the base model. Without a `request_id` the engine generates one.
+    the base model. Without a `request_id` the engine generates one. If the batch is full, a request takes the place of
+    the running one whose id is `displaces`; that one goes on later, and gives way at most once.
     """
 
     request_id: str | None = None
@@ -79,6 +80,7 @@ class Request:
     adapter: str | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
     tenant: str = ""
+    displaces: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

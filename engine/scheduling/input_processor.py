@@ -46,6 +46,7 @@ class InputProcessor:
             seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
             scope=scope_key(request.tenant, self._instance, None if adapter is None else adapter.info.digest),
             adapter_num_pages=0 if adapter is None else adapter.num_pages,
+            displaces=None if request.displaces is None else RequestId(request.displaces),
         )
         self._check_length(sequence)
         return sequence

@@ -138,6 +138,7 @@ class Scheduler:
         self._residency.evict_last(reversed(self._expected))
         self._residency.evict_last(reversed(needed))
         self._preempt_for_overdue()
+        self._displace()
         before = self.num_preemptions
         slices: list[Slice] = []
         budget = self._max_batch_tokens
@@ -228,6 +229,20 @@ class Scheduler:
                 return
             victim.has_yielded = True
             self._preempt(victim)
+
+    def _displace(self) -> None:
+        """Where the batch is full, preempt the sequences whose place others may take, each at most once."""
+        for sequence in [waiting for waiting in islice(self._waiting, LOOK_AHEAD) if waiting.displaces is not None]:
+            if sum(self._is_ready(running) for running in self._running) < self._max_batch_size:
+                return
+            name, sequence.displaces = sequence.displaces, None
+            victim = next((running for running in self._running if running.request_id == name), None)
+            if victim is None or victim.has_yielded:
+                continue
+            victim.has_yielded = True
+            self._preempt(victim)
+            self._waiting.remove(sequence)
+            self._waiting.appendleft(sequence)
 
     def _admit_waiting(self, slices: list[Slice], budget: int) -> None:
         """Admit waiting sequences, oldest first, within the limits on tokens, sequences and pages.

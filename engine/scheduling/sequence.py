@@ -17,7 +17,8 @@ class Sequence:
     The first `num_shared` pages are shared blocks of the prefix cache; the sequence owns the others. `scope` is the key
     that precedes its first block. `num_cached` is the number of prompt tokens found in the prefix cache when it first
     ran. `waited_steps` counts the steps it has waited for room for its adapter. `has_yielded` is true once it was
-    preempted to make room for another sequence's adapter.
+    preempted to make room for another sequence's adapter, or displaced. If the batch is full, the sequence takes the
+    place of the running one named by `displaces`.
     """
 
     request_id: RequestId
@@ -34,6 +35,7 @@ class Sequence:
     num_cached: int | None = None
     waited_steps: int = 0
     has_yielded: bool = False
+    displaces: RequestId | None = None
     _keys: list[BlockKey] = field(default_factory=list)
 
     @property

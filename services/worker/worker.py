@@ -231,6 +231,7 @@ class Worker:
 
 def _limits(settings: Settings) -> Limits:
     return Limits(
+        places=settings.max_batch_size,
         capacity=settings.max_batch_size + max(1, settings.max_batch_size // 4),
         default_timeout_s=settings.default_timeout_s,
         max_attempts=settings.max_attempts,

@@ -294,3 +294,26 @@ def test_errors_name_the_invalid_sampling_parameter(options: dict[str, object], 
 def test_a_missing_model_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json does not exist"):
         Engine(EngineConfig(tmp_path))
+
+
+def test_a_request_takes_the_place_of_another_that_goes_on_afterwards(model_dir: Path) -> None:
+    engine = Engine(EngineConfig(model=model_dir, dtype="float32", max_batch_size=2))
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    prompts = {name: [5 + index, 6, 7] for index, name in enumerate(("first", "second", "urgent"))}
+    alone = {
+        name: engine.generate([Request(prompt_token_ids=ids, sampling=params)])[0] for name, ids in prompts.items()
+    }
+    for name in ("first", "second"):
+        engine.add(Request(request_id=name, prompt_token_ids=prompts[name], sampling=params))
+    for _ in range(4):
+        assert engine.step() == []
+    engine.add(Request(request_id="urgent", prompt_token_ids=prompts["urgent"], sampling=params, displaces="second"))
+    before = engine.stats
+    outputs = engine.step()
+    assert (engine.stats - before).prefill_tokens == 3, "it runs in the next step"
+    while engine.has_work:
+        outputs += engine.step()
+    assert [output.request_id for output in outputs] == ["first", "urgent", "second"]
+    assert {output.request_id: output.token_ids for output in outputs} == {
+        name: output.token_ids for name, output in alone.items()
+    }

@@ -9,8 +9,9 @@ from services.worker.jobs import Job, Outcome, failed
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a worker's engine. `capacity` is the most jobs in the engine: a batch, and some to follow at once."""
+    """Limits of a worker's engine. `places` is a batch, `capacity` the most jobs in it: a batch, and some to follow."""
 
+    places: int
     capacity: int
     default_timeout_s: float
     max_attempts: int

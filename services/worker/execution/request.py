@@ -8,7 +8,7 @@ from schemas.job import SAMPLING_SCALARS, JobRequest, Sampling, sampling_scalars
 from services.worker.jobs import BASE_GROUP, Job
 
 
-def engine_request(job: Job, request_id: str) -> Request:
+def engine_request(job: Job, request_id: str, displaces: str | None = None) -> Request:
     """The engine request of a job; raises the engine's InvalidRequestError."""
     request: JobRequest = job.request
     return Request(
@@ -19,6 +19,7 @@ def engine_request(job: Job, request_id: str) -> Request:
         adapter=None if job.group == BASE_GROUP else job.group,
         sampling=_sampling_params(request.sampling),
         tenant=request.tenant,
+        displaces=displaces,
     )
 
 

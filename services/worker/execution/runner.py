@@ -14,6 +14,7 @@ from services.process import telemetry
 from services.worker.adapters.loads import Adapters
 from services.worker.engine.bridge import EngineBridge
 from services.worker.engine.protocol import Done, Finished, Refused, Status
+from services.worker.execution.express import Express
 from services.worker.execution.limits import Limits
 from services.worker.execution.meters import count_started
 from services.worker.execution.request import engine_request
@@ -60,6 +61,8 @@ class Runner:
         self._pace = pace
         self._callbacks = callbacks
         self._tickets: dict[JobKey, Waiting[Job]] = {}
+        self._displaced: set[JobKey] = set()
+        self._displaces: dict[JobKey, JobKey] = {}
         self._resident: Set[str] = frozenset()
         self._expected: Sequence[str] = ()
         self._running: dict[str, Job] = {}
@@ -137,8 +140,10 @@ class Runner:
 
     def _pop(self) -> list[Job]:
         room = self._limits.capacity - len(self._running)
-        if room <= 0 or not self._backlog:
+        if not self._backlog:
             return []
+        if room <= 0:
+            return self._pop_express()
         running = Counter(job.group for job in self._running.values())
         prefixes = {ticket.demand.prefix for ticket in self._tickets.values() if ticket.demand.prefix is not None}
         view = EngineView(running, self._resident, prefixes)
@@ -146,8 +151,31 @@ class Runner:
         self._tickets.update((waiting.job.key, waiting) for waiting in popped)
         return [waiting.job for waiting in popped]
 
+    def _pop_express(self) -> list[Job]:
+        """The jobs that may take the places of others in an engine that is full."""
+        running = list(self._running.values())
+        express = Express(self._limits.places, running, self._displaced, self._backlog.weight_of)
+        if express.room <= 0:
+            return []
+        popped = self._backlog.pop(1, now=time.monotonic(), allows=express.allows)
+        for waiting in popped:
+            victim = express.victim(waiting.demand)
+            assert victim is not None, "a job is allowed where another may give way"
+            self._displaced.add(victim.key)
+            self._displaces[waiting.job.key] = victim.key
+            self._tickets[waiting.job.key] = waiting
+        return [waiting.job for waiting in popped]
+
+    def _victim_of(self, job: Job) -> str | None:
+        """Id of the request whose place the job takes."""
+        if (key := self._displaces.pop(job.key, None)) is None:
+            return None
+        return next((request_id for request_id, running in self._running.items() if running.key == key), None)
+
     def _settle(self, job: Job, finished: Finished | None = None) -> None:
         """Charge a job that left the engine what it used; nothing where it comes back or never ran."""
+        self._displaced.discard(job.key)
+        self._displaces.pop(job.key, None)
         if (ticket := self._tickets.pop(job.key, None)) is None:
             return
         if finished is None:
@@ -223,7 +251,7 @@ class Runner:
                 job.attempts, job.counted = job.attempts + 1, False
             request_id = f"{next(self._ids)}"
             try:
-                requests.append(engine_request(job, request_id))
+                requests.append(engine_request(job, request_id, self._victim_of(job)))
             except EngineError as error:
                 self._end(job, failed(job, ErrorCode.INVALID_MESSAGE, str(error)))
             else:

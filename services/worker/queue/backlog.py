@@ -256,6 +256,7 @@ class Backlog(Generic[JobT]):
         weight_of: Callable[[str], float] = lambda _tenant: 1.0,
     ) -> None:
         self.capacity = capacity
+        self.weight_of = weight_of
         rules = rules or {}
         self._lanes = {
             lane: _LaneQueue[JobT](weight, rules.get(lane, LaneRules()), weight_of) for lane, weight in WEIGHTS.items()

@@ -13,7 +13,7 @@ from services.worker.execution.limits import Limits
 from services.worker.jobs import Candidate, Claim, Job, JobKey, Outcome, Record
 from services.worker.offsets.ledger import Partition, Place
 
-LIMITS = Limits(capacity=8, default_timeout_s=60.0, max_attempts=3, max_result_bytes=4)
+LIMITS = Limits(places=8, capacity=8, default_timeout_s=60.0, max_attempts=3, max_result_bytes=4)
 SAID = Finished("1", (1,), "x", "stop", 1, 0, 1, None, 0.0, 0, 0)
 
 

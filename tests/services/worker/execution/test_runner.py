@@ -59,7 +59,7 @@ class Floor:
     def __post_init__(self) -> None:
         self.engine = FakeEngine()
         callbacks = RunnerCallbacks(self.start, self.outcomes.append, lambda _job: None, self.retry)
-        limits = Limits(8, 60.0, MAX_ATTEMPTS, 1024)
+        limits = Limits(8, 8, 60.0, MAX_ATTEMPTS, 1024)
         self.runner = Runner(limits, Backlog[Job](100), self.engine, FakeAdapters(), Pace({}), callbacks)
 
     async def start(self, jobs: Sequence[Job]) -> dict[JobKey, int]:
@@ -92,10 +92,10 @@ class Floor:
             self.runner.done(Done(tuple(finished(request) for request in batch), ()))
 
 
-def job(prompt: str, deadline: datetime | None = None) -> Job:
-    request = JobRequest(tenant="acme", prompt=prompt, deadline=deadline)
+def job(prompt: str, deadline: datetime | None = None, tenant: str = "acme") -> Job:
+    request = JobRequest(tenant=tenant, prompt=prompt, deadline=deadline)
     record = Record(Place(Partition("jobs", 0), 0), Lane.STANDARD, None, b"", (), 0)
-    candidate = Candidate(JobKey("acme", uuid7()), request, b"", record, None, 0.0, 0)
+    candidate = Candidate(JobKey(tenant, uuid7()), request, b"", record, None, 0.0, 0)
     return Job(candidate, Claim(1, date(2026, 11, 29), 0.0, 0, None, None), 0.0, [record.place])
 
 
@@ -160,3 +160,16 @@ async def test_jobs_that_were_counted_and_never_handed_over_are_not_charged(floo
     await floor.serve()
     assert floor.counts[waiting.key] == 1
     assert [each.state for each in floor.outcomes] == [JobState.SUCCEEDED]
+
+
+async def test_a_tenant_s_first_job_takes_the_place_of_one_of_a_flood(floor: Floor) -> None:
+    floor.add(*(f"flood {number}" for number in range(12)))
+    await floor.next_batch()
+    floor.runner.add([job("newcomer", tenant="globex")])
+    await eventually(lambda: len(floor.engine.batch) == 9, what="the newcomer")
+    newcomer = floor.engine.batch[-1]
+    assert newcomer.prompt == "newcomer"
+    assert newcomer.displaces == floor.engine.batch[-2].request_id
+    assert [request.displaces for request in floor.engine.batch[:-1]] == [None] * 8
+    await floor.serve()
+    assert [each.state for each in floor.outcomes] == [JobState.SUCCEEDED] * 13
