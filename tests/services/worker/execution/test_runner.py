@@ -171,5 +171,6 @@ async def test_a_tenant_s_first_job_takes_the_place_of_one_of_a_flood(floor: Flo
     assert newcomer.prompt == "newcomer"
     assert newcomer.displaces == floor.engine.batch[-2].request_id
     assert [request.displaces for request in floor.engine.batch[:-1]] == [None] * 8
-    await floor.serve()
-    assert [each.state for each in floor.outcomes] == [JobState.SUCCEEDED] * 13
+    while len(floor.outcomes) < 13:
+        await floor.serve()
+    assert {each.state for each in floor.outcomes} == {JobState.SUCCEEDED}
