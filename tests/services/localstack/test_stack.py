@@ -102,19 +102,19 @@ def processes_in(directory: Path) -> list[str]:
 
 
 def test_a_stack_from_its_creation_to_its_deletion(commands: Commands) -> None:
-    said = commands.up()
-    assert "The stack is up." in said
-    assert "The broker keeps its records in memory" in said
-    assert "loraq tenants add acme" in said
+    output = commands.up()
+    assert "The stack is up." in output
+    assert "The broker keeps its records in memory" in output
+    assert "loraq tenants add acme" in output
     assert commands.files.env.stat().st_mode & 0o777 == 0o600
     settings = commands.settings()
     assert settings.secret_key is not None
     assert settings.base_model == commands.base_model
-    assert settings.database_url.get_secret_value() not in said
+    assert settings.database_url.get_secret_value() not in output
     first = commands.server_pids()
 
-    said = commands.up("--json")
-    assert "The stack was already up." in said
+    output = commands.up("--json")
+    assert "The stack was already up." in output
     assert commands.server_pids() == first
     asyncio.run(keep_something(settings))
 
@@ -175,9 +175,9 @@ def test_an_interrupted_up_leaves_nothing_running(commands: Commands, number: in
 
 def test_concurrent_ups_create_one_stack(commands: Commands) -> None:
     with ThreadPoolExecutor(2) as threads:
-        said = list(threads.map(lambda _: commands.up(), range(2)))
-    assert ["The stack is up." in output for output in said].count(True) == 1
-    assert ["The stack was already up." in output for output in said].count(True) == 1
+        outputs = list(threads.map(lambda _: commands.up(), range(2)))
+    assert ["The stack is up." in each for each in outputs].count(True) == 1
+    assert ["The stack was already up." in each for each in outputs].count(True) == 1
     assert len(commands.server_pids()) == 3
 
 
@@ -248,8 +248,8 @@ def test_down_deletes_the_stacks_files_and_keeps_a_running_stack_below(commands:
     try:
         commands.up()
         (commands.files.directory / ".stack.env.1").write_text("")
-        said = commands.run("down", "--delete").stderr
-        assert "Deleted the stack in .loraq, but kept what it did not create: .loraq/demo." in said
+        output = commands.run("down", "--delete").stderr
+        assert "Deleted the stack in .loraq, but kept what it did not create: .loraq/demo." in output
         assert sorted(path.name for path in commands.files.directory.iterdir()) == [".gitignore", "demo"]
         running = read_running(below)
         assert running.settled
