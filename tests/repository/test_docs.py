@@ -21,9 +21,8 @@ SETTING = re.compile(r"\bLORAQ_[A-Z0-9_]+\b")
 TARGET = re.compile(r"\bmake ([a-z]+)\b")
 
 
-@pytest.fixture(scope="module")
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+def module_from(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -31,9 +30,26 @@ def generator() -> ModuleType:
     return module
 
 
+rooms = module_from("rooms")
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    return module_from("generate")
+
+
 def test_generated_pages_are_current(generator: ModuleType) -> None:
     for name, content in generator.pages().items():
         assert (ROOT / "docs" / name).read_text(encoding="utf-8") == content, f"docs/{name}: run `make reference`"
+
+
+def test_the_table_of_rooms_is_current_but_for_its_lines() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    lines = re.compile(r" \d+ \|$", re.MULTILINE)
+    written = page.split(rooms.BEGIN)[1].split(rooms.END)[0]
+    assert lines.sub("", written) == lines.sub("", rooms.table()), "run `make reference`"
+    for room, was, now in zip(rooms.rooms(), lines.findall(written), lines.findall(rooms.table()), strict=True):
+        assert abs(int(was.strip(" |")) - int(now.strip(" |"))) <= 0.25 * int(now.strip(" |")), room
 
 
 def test_the_page_of_settings_masks_no_default(generator: ModuleType) -> None:
