@@ -1,4 +1,4 @@
-"""Engines with faults on request: a prompt, or a file in an adapter's directory, says what goes wrong."""
+"""Engines with faults on demand, selected by a prompt or a file in an adapter's directory."""
 
 import contextlib
 import os
@@ -15,8 +15,9 @@ STEP_S = 0.01
 
 
 class FaultyEngine(EchoEngine):
-    """`die`: the process ends as if out of memory; `hang`: it never comes back; `fail`: the engine says so; `wait`: the
-    request never ends. A check stands still at an adapter's `gate`, and meets a `die` or a `defect` there.
+    """Prompts: `die` kills the process as if out of memory, `hang` blocks it, `crash` raises an unexpected error,
+    `fail` an engine error, `refuse` rejects the request, and `wait` never ends. A check blocks at an adapter's `gate`;
+    files `die` and `defect` make it do the same.
     """
 
     def step(self) -> list[Output]:
@@ -28,10 +29,10 @@ class FaultyEngine(EchoEngine):
             time.sleep(3600)
         if "crash" in prompts:
             raise ZeroDivisionError("a defect of the engine")
-        forever = [request for request in self.waiting if request.prompt == "wait"]
+        endless = [request for request in self.waiting if request.prompt == "wait"]
         self.waiting = deque(request for request in self.waiting if request.prompt != "wait")
         finished = super().step()
-        self.waiting.extend(forever)
+        self.waiting.extend(endless)
         return finished
 
     def add(self, request: Request) -> str:
@@ -51,7 +52,7 @@ class FaultyEngine(EchoEngine):
 
 
 def pass_gate(peft_dir: Path) -> None:
-    """Where a FIFO stands in the way, go on when the test has opened it."""
+    """Block at a FIFO, if there is one, until the test opens it."""
     with contextlib.suppress(FileNotFoundError):
         (peft_dir / "gate").read_bytes()
 
@@ -64,12 +65,12 @@ def broken_engine(config: EngineConfig) -> FaultyEngine:
     raise EngineError(f"the model {config.model} cannot be used")
 
 
-def stillborn_engine(config: EngineConfig) -> FaultyEngine:
+def unstartable_engine(config: EngineConfig) -> FaultyEngine:
     raise RuntimeError("no device of this kind")
 
 
 def gated_engine(config: EngineConfig) -> Any:
-    """The real engine, whose checks stand still at gates."""
+    """The real engine, whose checks block at gates."""
     from engine import CheckedAdapter, Engine  # imports torch
 
     class GatedEngine(Engine):

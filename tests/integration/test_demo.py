@@ -1,4 +1,4 @@
-"""`loraq demo` as a newcomer runs it: the whole of it, and how it ends when something goes wrong."""
+"""`loraq demo` as a new user runs it: a complete run, and how it ends when something fails."""
 
 import json
 import signal
@@ -22,7 +22,7 @@ POLL_S = 0.1
 
 @contextmanager
 def demo(directory: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
-    """`loraq demo` in a directory of its own; killed if the test leaves it running."""
+    """`loraq demo` in its own directory; killed if the test leaves it running."""
     with (directory / "stderr").open("w") as stderr:
         running = subprocess.Popen(
             [sys.executable, "-m", "services.cli.main", "demo", *options],
@@ -39,8 +39,8 @@ def demo(directory: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
         running.communicate()
 
 
-def of_the_demo(directory: Path) -> list[psutil.Process]:
-    """Processes that work in the directory or have it in their command line."""
+def demo_processes(directory: Path) -> list[psutil.Process]:
+    """Processes with the directory as working directory or in their command line."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -52,18 +52,18 @@ def of_the_demo(directory: Path) -> list[psutil.Process]:
 
 
 def assert_nothing_is_left(directory: Path) -> None:
-    left = of_the_demo(directory)
+    left = demo_processes(directory)
     assert not left, left
 
 
 def wait_for_process(directory: Path, name: str) -> psutil.Process:
-    """The demo's `loraq <name>` once it serves."""
+    """The demo's `loraq <name>` process, once it serves."""
     port_file = directory / ".loraq" / "demo" / "data" / name / "port"
     give_up_at = time.monotonic() + PATIENCE_S
     while not port_file.exists():
         assert time.monotonic() < give_up_at, (directory / "stderr").read_text()
         time.sleep(POLL_S)
-    (process,) = [p for p in of_the_demo(directory) if p.cmdline()[-3:] == ["-m", "services.cli.main", name]]
+    (process,) = [p for p in demo_processes(directory) if p.cmdline()[-3:] == ["-m", "services.cli.main", name]]
     return process
 
 
@@ -84,38 +84,38 @@ def test_the_whole_demo(tmp_path: Path, base_model_dir: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_another_base_model_takes_the_adapters_that_fit_and_is_kept_until_interrupted(tmp_path: Path) -> None:
+def test_another_base_model_gets_only_the_adapters_that_fit_and_runs_until_interrupted(tmp_path: Path) -> None:
     base = tiny_llama(tmp_path / "tiny")
     with demo(tmp_path, "--base-model", str(base), "--jobs", "4", "--json", "--keep") as running:
         assert running.stdout is not None
-        told = json.loads(running.stdout.readline())
+        summary = json.loads(running.stdout.readline())
         assert wait_for_process(tmp_path, "worker").is_running()
         running.send_signal(signal.SIGINT)
         assert running.stdout.read() == ""
         assert running.wait(PATIENCE_S) == 0
-    assert (told["succeeded"], told["lost"], told["rows"], told["webhooks_verified"]) == (4, 0, 4, 4)
-    assert [line["adapter"] for line in told["adapters"]] == ["base"]
-    said = (tmp_path / "stderr").read_text()
-    assert "pirate does not fit the base model and is left out" in said
-    assert said.splitlines()[-1] == "demo: 4 jobs, 4 succeeded, 0 lost, 4 rows, 4 webhooks verified"
+    assert (summary["succeeded"], summary["lost"], summary["rows"], summary["webhooks_verified"]) == (4, 0, 4, 4)
+    assert [line["adapter"] for line in summary["adapters"]] == ["base"]
+    stderr = (tmp_path / "stderr").read_text()
+    assert "pirate does not fit the base model and is left out" in stderr
+    assert stderr.splitlines()[-1] == "demo: 4 jobs, 4 succeeded, 0 lost, 4 rows, 4 webhooks verified"
     assert_nothing_is_left(tmp_path)
 
 
 @pytest.mark.timeout(600)
-def test_a_process_that_dies_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
+def test_a_process_that_exits_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
     base = tiny_llama(tmp_path / "tiny")
     with demo(tmp_path, "--base-model", str(base), "--jobs", "10000") as running:
         wait_for_process(tmp_path, "dispatcher").kill()
         running.communicate(timeout=PATIENCE_S)
-    said = (tmp_path / "stderr").read_text()
+    stderr = (tmp_path / "stderr").read_text()
     assert running.returncode == 1
-    assert "loraq: dispatcher exited with status -9" in said
-    assert str(Path(".loraq", "demo", "logs", "dispatcher.log")) in said
+    assert "loraq: dispatcher exited with status -9" in stderr
+    assert str(Path(".loraq", "demo", "logs", "dispatcher.log")) in stderr
     assert_nothing_is_left(tmp_path)
 
 
 @pytest.mark.timeout(600)
-def test_an_interrupted_demo_ends_everything(tmp_path: Path) -> None:
+def test_an_interrupted_demo_ends_all_its_processes(tmp_path: Path) -> None:
     base = tiny_llama(tmp_path / "tiny")
     with demo(tmp_path, "--base-model", str(base), "--jobs", "10000") as running:
         wait_for_process(tmp_path, "worker")

@@ -1,4 +1,4 @@
-"""Clients that are not ours, librdkafka and standardwebhooks, work as docs/clients.md says."""
+"""Third-party clients, librdkafka and standardwebhooks, work as docs/clients.md shows."""
 
 import json
 import re
@@ -24,7 +24,7 @@ PRODUCING, SENDING, READING, _, VERIFYING = re.findall(r"^```python\n(.*?)^```$"
 KEYS = [f"acme/adapter-{number}" for number in range(12)]
 
 
-async def test_jobs_from_librdkafka_are_served_and_stand_where_ours_would(broker_settings: Settings) -> None:
+async def test_jobs_from_librdkafka_are_served_and_use_the_same_partitions_as_ours(broker_settings: Settings) -> None:
     topic = broker_settings.jobs_topic(Lane.STANDARD)
     async with open_world(broker_settings) as world, running_worker(broker_settings):
         requests = {key: job_request(job_id=str(uuid7())) for key in KEYS}
@@ -36,7 +36,7 @@ async def test_jobs_from_librdkafka_are_served_and_stand_where_ours_would(broker
     assert len(set(ours.values())) > 1
 
 
-async def test_a_job_from_the_page_ends_in_a_row(settings: Settings) -> None:
+async def test_a_job_produced_as_on_the_page_gets_a_row(settings: Settings) -> None:
     assert f'"tenant": "{TENANT}"' in PRODUCING
     async with open_world(settings) as world, running_worker(settings):
         code = PRODUCING.replace("loraq.default.jobs.standard", settings.jobs_topic(Lane.STANDARD))

@@ -1,4 +1,4 @@
-"""SASL, TLS and ACLs on Apache Kafka: docs/security.md is what a cluster needs, and no more is allowed than it says."""
+"""SASL, TLS and ACLs on Apache Kafka: the rules of docs/security.md suffice, and allow nothing else."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ PREFIX = "secured"
 
 @pytest.fixture(scope="module")
 def cluster(server_files: ServerFiles) -> Iterator[SecureKafka]:
-    """The page's rules and topics in place."""
+    """A cluster with the page's rules and topics."""
     try:
         server = SecureKafka(
             *server_files.data("secure-kafka"), free_ports(2), [TENANT, OTHER, WORKER, DISPATCHER, OPERATOR]
@@ -53,16 +53,16 @@ def cluster(server_files: ServerFiles) -> Iterator[SecureKafka]:
 
 @pytest.fixture
 def secured(settings: Settings) -> Settings:
-    """A pool that demands signatures, on that cluster."""
+    """A pool with required signatures on that cluster."""
     return settings.model_copy(update={"topic_prefix": PREFIX, "require_signed_jobs": True, "worker_id": "secured"})
 
 
-async def test_a_signed_job_over_sasl_and_tls_is_served_and_nothing_else_is(
+async def test_only_a_signed_job_over_sasl_and_tls_is_served(
     cluster: SecureKafka, secured: Settings, tmp_path: Path
 ) -> None:
     key = await add_tenants(secured)
     operator = cluster.as_user(secured, OPERATOR)
-    assert (made := loraq("topics", settings=operator)).returncode == 0, made.stderr
+    assert (created := loraq("topics", settings=operator)).returncode == 0, created.stderr
     with (
         spawn(["worker", "--engine", "echo"], cluster.as_user(secured, WORKER)),
         spawn(["dispatcher"], cluster.as_user(secured, DISPATCHER)) as dispatcher,
@@ -71,28 +71,28 @@ async def test_a_signed_job_over_sasl_and_tls_is_served_and_nothing_else_is(
         prompt = ["submit", "--tenant", TENANT, "--prompt", "hello there", "--wait"]
         served = loraq(*prompt, settings=tenant)
         assert (served.returncode, served.stdout) == (0, "hello there\n"), served.stderr
-        await a_wrong_signature_is_put_aside_and_only_an_operator_sees_it(cluster, secured, operator)
-        await the_rules_let_tenants_do_no_more(cluster, secured)
-        a_wrong_password_gets_nowhere(cluster, secured)
-        await what_does_not_fit_is_told_by_its_setting(cluster, secured, tmp_path)
-        check_sent(dispatcher)
+        await check_that_a_wrong_signature_is_dead_lettered_for_operators_only(cluster, secured, operator)
+        await check_that_the_rules_allow_tenants_nothing_else(cluster, secured)
+        check_that_a_wrong_password_is_refused(cluster, secured)
+        await check_that_errors_name_the_wrong_setting(cluster, secured, tmp_path)
+        check_events_sent(dispatcher)
 
 
 async def add_tenants(settings: Settings) -> str:
-    """Two tenants; returns the first one's producer key."""
+    """Add two tenants; returns the first one's producer key."""
     async with open_pool(settings) as pool, transaction(pool) as connection:
         first, _ = [await add_tenant(connection, SecretBox(settings.secret_key), name) for name in (TENANT, OTHER)]
     return first.producer_key
 
 
-async def a_wrong_signature_is_put_aside_and_only_an_operator_sees_it(
+async def check_that_a_wrong_signature_is_dead_lettered_for_operators_only(
     cluster: SecureKafka, secured: Settings, operator: Settings
 ) -> None:
     other = cluster.as_user(secured, TENANT, producer_key="lqpk_of_somebody_else")
     sent = loraq("submit", "--tenant", TENANT, "--prompt", "forged", settings=other)
     assert sent.returncode == 0, sent.stderr
-    letters = await until_listed(operator)
-    assert [(each["error_code"], each["error_message"]) for each in letters] == [
+    dead_letters = await until_listed(operator)
+    assert [(each["error_code"], each["error_message"]) for each in dead_letters] == [
         ("unauthenticated", f"the loraq-signature header does not match the producer key of tenant '{TENANT}'")
     ]
     again = loraq("dlq", "replay", "--all", "--json", settings=operator)
@@ -109,7 +109,7 @@ async def until_listed(operator: Settings) -> list[dict[str, Any]]:
     raise AssertionError(f"no dead letter was listed: {listed.stderr}")
 
 
-async def the_rules_let_tenants_do_no_more(cluster: SecureKafka, secured: Settings) -> None:
+async def check_that_the_rules_allow_tenants_nothing_else(cluster: SecureKafka, secured: Settings) -> None:
     tenant = cluster.as_user(secured, OTHER)
     for topic in (secured.jobs_topic(Lane.BATCH), secured.dead_topic, secured.events_topic):
         with pytest.raises(ConfigError, match="denied access to this user; check its ACLs"):
@@ -145,7 +145,7 @@ async def read(settings: Settings, topic: str) -> None:
         await consumer.stop()
 
 
-def a_wrong_password_gets_nowhere(cluster: SecureKafka, secured: Settings) -> None:
+def check_that_a_wrong_password_is_refused(cluster: SecureKafka, secured: Settings) -> None:
     wrong = cluster.as_user(secured, WORKER, kafka_sasl_password="wrong", producer_key="lqpk_x")
     refused = (
         f"Kafka at {cluster.bootstrap} refused the credentials; check LORAQ_KAFKA_SASL_USERNAME and _PASSWORD:"
@@ -166,7 +166,7 @@ def a_wrong_password_gets_nowhere(cluster: SecureKafka, secured: Settings) -> No
         assert refused in worker.log
 
 
-async def what_does_not_fit_is_told_by_its_setting(cluster: SecureKafka, secured: Settings, directory: Path) -> None:
+async def check_that_errors_name_the_wrong_setting(cluster: SecureKafka, secured: Settings, directory: Path) -> None:
     untrusted, _ = write_authority(directory, "another")
     at = f"Kafka at {cluster.bootstrap}"
     for changes, sentence in (
@@ -181,7 +181,7 @@ async def what_does_not_fit_is_told_by_its_setting(cluster: SecureKafka, secured
         await kafka.check_reachable(elsewhere)
 
 
-def check_sent(dispatcher: Process) -> None:
+def check_events_sent(dispatcher: Process) -> None:
     _, metrics = dispatcher.get("/metrics")
     assert re.search(
         r'^messaging_client_sent_messages_total\{destination="[^"]*events"\} 1\.0', metrics, re.MULTILINE

@@ -1,4 +1,4 @@
-"""docs/quickstart.md works as it stands: its commands are run in order, and say what the page says they say."""
+"""The commands of docs/quickstart.md run in order and print what the page shows."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ TIMEOUT_S = 500
 
 @dataclass
 class Step:
-    """One block of commands, and the lines that the page shows below it; … stands for anything."""
+    """One block of commands, and the lines that the page shows below it; … matches anything."""
 
     commands: str
     shown: list[str]
@@ -51,7 +51,7 @@ STEPS = read_steps(PAGE)
 
 @pytest.fixture
 def clone(tmp_path: Path, base_model_dir: Path) -> Path:
-    """What a clone holds after `make demo`, as far as the page uses it."""
+    """The parts of a clone after `make demo` that the page uses."""
     (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     return tmp_path
@@ -59,7 +59,7 @@ def clone(tmp_path: Path, base_model_dir: Path) -> Path:
 
 @pytest.fixture
 def shell(clone: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A bash of its own session that runs the page's script, ended with everything that it started."""
+    """A bash in its own session that runs the page's script; killed at the end with everything that it started."""
     scratch = clone / "scratch"
     scratch.mkdir()
     (clone / "script").write_text(_script(), encoding="utf-8")
@@ -83,13 +83,13 @@ def shell(clone: Path) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def _script() -> str:
-    """The page's blocks, a marker line after each; the first command that fails ends it and shows the logs."""
+    """The page's blocks with a marker line after each; the first failing command ends it and prints the logs."""
     blocks = [f"{step.commands}\necho ':: step {number}'\n" for number, step in enumerate(STEPS)]
     return "set -euo pipefail\ntrap 'tail -n 40 *.log' ERR\n" + "".join(blocks)
 
 
 @pytest.mark.timeout(TIMEOUT_S + 100)
-def test_the_page_works_as_it_stands(shell: "subprocess.Popen[bytes]", clone: Path) -> None:
+def test_the_commands_of_the_page_work_as_written(shell: "subprocess.Popen[bytes]", clone: Path) -> None:
     try:
         shell.wait(TIMEOUT_S)
     finally:
@@ -102,14 +102,14 @@ def test_the_page_works_as_it_stands(shell: "subprocess.Popen[bytes]", clone: Pa
         assert step.missing_from(piece) == []
 
 
-def test_the_page_shows_every_part_of_the_way() -> None:
+def test_the_page_shows_every_command() -> None:
     commands = "".join(step.commands for step in STEPS)
     for part in ("up", "tenants add", "adapters push", "worker", "dispatcher", "registrar", "listen", "submit", "down"):
         assert re.search(rf"^loraq {part}\b", commands, re.MULTILINE), part
     assert "psql" in commands
 
 
-def test_nothing_that_looks_like_a_command_stands_outside_a_block_that_is_run() -> None:
+def test_every_command_on_the_page_is_in_a_block_that_runs() -> None:
     languages = {language for language, _ in FENCE.findall(PAGE)}
     assert languages == {"sh", "text"}
     assert not re.search(r"^    \S", FENCE.sub("", PAGE), re.MULTILINE)

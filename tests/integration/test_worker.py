@@ -1,4 +1,4 @@
-"""Jobs through a real worker process on real servers: what goes in, and the rows that come out."""
+"""Jobs through a real worker process on real servers: records in, rows out."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ async def add_adapters(world: World, base: Path, directory: Path) -> None:
         await world.add_adapter(made, name)
 
 
-async def test_a_worker_whose_topics_are_not_there_names_them_and_makes_none(broker_settings: Settings) -> None:
+async def test_a_worker_without_topics_names_them_and_creates_none(broker_settings: Settings) -> None:
     with pytest.raises(ConfigError, match=r"there is no topic .*\.other\.control and no .*correct LORAQ_POOL=other or"):
         async with running_worker(broker_settings.model_copy(update={"pool": "other"})):
             pass
@@ -51,7 +51,7 @@ async def test_a_worker_whose_topics_are_not_there_names_them_and_makes_none(bro
         assert not [name for name in await admin.list_topics() if name.startswith(broker_settings.topic_prefix)]
 
 
-async def test_jobs_of_several_adapters_end_as_rows_with_their_own_outputs(
+async def test_jobs_of_several_adapters_get_rows_with_their_own_outputs(
     broker_settings: Settings, tiny_base: Path, tmp_path: Path
 ) -> None:
     settings = with_base(broker_settings, tiny_base)
@@ -86,7 +86,7 @@ async def test_jobs_of_several_adapters_end_as_rows_with_their_own_outputs(
 
 
 def check_outbox(outbox: list[dict[str, object]], results: dict[UUID, dict[str, object]], url: str) -> None:
-    """One event and one webhook for each job, under one id, saying what the row says."""
+    """Each job has one event and one webhook with the same id and the content of its row."""
     events = {row["job_id"]: row for row in outbox if row["kind"] == "event"}
     webhooks = {row["job_id"]: row for row in outbox if row["kind"] == "webhook"}
     assert events.keys() == webhooks.keys() == results.keys()
@@ -102,7 +102,7 @@ def check_outbox(outbox: list[dict[str, object]], results: dict[UUID, dict[str, 
         assert body.data.timings.total_ms == result["total_ms"]
 
 
-async def test_bad_records_go_to_the_dead_letters_as_they_came_and_the_rest_is_served(
+async def test_invalid_records_are_dead_lettered_unchanged_and_the_rest_is_served(
     broker_settings: Settings,
 ) -> None:
     settings = broker_settings
@@ -142,7 +142,7 @@ def as_json(**fields: object) -> bytes:
     return json.dumps(job_request(**fields)).encode()
 
 
-async def test_a_bad_job_fails_with_a_sentence_and_its_neighbours_succeed(
+async def test_a_bad_job_fails_with_a_reason_and_the_others_succeed(
     settings: Settings, tiny_base: Path, tmp_path: Path
 ) -> None:
     settings = with_base(settings, tiny_base, adapter_load_timeout_s=20.0, max_result_bytes=1024)
@@ -197,7 +197,7 @@ BAD_JOBS: list[tuple[dict[str, object], str, str]] = [
 
 
 async def add_broken_adapters(world: World, base: Path, directory: Path) -> None:
-    """Adapters that are disabled, still unchecked, admitted elsewhere, and broken though admitted."""
+    """Adapters that are disabled, not yet checked, admitted for another base model, and damaged after admission."""
     for name, seed in {"off": 11, "checking": 12, "foreign": 13, "damaged": 14}.items():
         await world.add_adapter(lora_adapter(directory / name, base, rank=4, seed=seed), name)
     change = "update loraq.adapters set status = $2, status_reason = $3 where name = $1"
@@ -210,7 +210,7 @@ async def add_broken_adapters(world: World, base: Path, directory: Path) -> None
     await world.objects.delete(place)
 
 
-async def test_a_job_is_run_once_however_often_it_is_delivered(settings: Settings) -> None:
+async def test_a_job_runs_once_however_often_it_is_delivered(settings: Settings) -> None:
     async with open_world(settings) as world:
         async with running_worker(settings):
             first, second = uuid7(), uuid7()
@@ -227,7 +227,7 @@ async def test_a_job_is_run_once_however_often_it_is_delivered(settings: Setting
     assert len(outbox) == 3
 
 
-async def test_a_record_without_an_id_gets_the_id_of_its_place(settings: Settings) -> None:
+async def test_a_record_without_an_id_gets_an_id_from_its_place(settings: Settings) -> None:
     async with open_world(settings) as world:
         async with running_worker(settings):
             await world.send(job_request())
@@ -238,7 +238,7 @@ async def test_a_record_without_an_id_gets_the_id_of_its_place(settings: Setting
     assert {job_id.version for job_id in jobs} == {7}
 
 
-async def test_where_signatures_are_demanded_an_unsigned_record_is_refused(settings: Settings) -> None:
+async def test_with_required_signatures_an_unsigned_record_is_dead_lettered(settings: Settings) -> None:
     settings = settings.model_copy(update={"require_signed_jobs": True})
     async with open_world(settings) as world:
         async with running_worker(settings):
@@ -255,7 +255,7 @@ async def test_where_signatures_are_demanded_an_unsigned_record_is_refused(setti
     assert {record.value for record in dead} == {unsigned, forged}
 
 
-async def test_a_damaged_producer_key_puts_aside_the_jobs_of_its_tenant_alone(settings: Settings) -> None:
+async def test_a_damaged_producer_key_affects_only_the_jobs_of_its_tenant(settings: Settings) -> None:
     settings = settings.model_copy(update={"require_signed_jobs": True})
     async with open_world(settings) as world:
         async with world.pool.acquire() as connection:

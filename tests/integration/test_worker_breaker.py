@@ -1,4 +1,4 @@
-"""The dead-letter breaker in a running worker, and a dead-letter topic that does not do as asked."""
+"""The breaker in a running worker, and a dead-letter topic that fails."""
 
 import asyncio
 import json
@@ -22,14 +22,14 @@ from tests.waiting import eventually
 OTHERS = ("globex", "initech")
 
 
-def watchful(settings: Settings, **changes: object) -> Settings:
-    """A breaker that opens soon, and little in memory, so that what it saves can be seen."""
+def with_breaker(settings: Settings, **changes: object) -> Settings:
+    """A breaker that opens soon and a small backlog, so that its effect shows."""
     defaults = {"breaker_min_jobs": 12, "breaker_probe_s": 1.0, "max_backlog_jobs": 30, "max_attempts": 1}
     return settings.model_copy(update=defaults | changes)
 
 
 async def add_others(world: World) -> dict[str, str]:
-    """More tenants; returns the producer keys of all."""
+    """Add more tenants; returns the producer keys of all."""
     keys = {TENANT: world.producer_key}
     async with world.pool.acquire() as connection:
         for name in OTHERS:
@@ -46,8 +46,8 @@ def alarms(action: str) -> float:
     return float(telemetry.ALARMS.labels(action=action)._value.get())
 
 
-async def test_when_every_tenants_jobs_fail_the_topic_is_kept_and_served_once_they_do_not(settings: Settings) -> None:
-    settings = watchful(settings)
+async def test_consumption_stops_while_all_jobs_fail_and_resumes_once_they_succeed(settings: Settings) -> None:
+    settings = with_breaker(settings)
     before = alarms("breaker_open")
     async with open_world(settings) as world:
         await add_others(world)
@@ -70,8 +70,8 @@ async def test_when_every_tenants_jobs_fail_the_topic_is_kept_and_served_once_th
             await eventually(lambda: life.health.ready is None, what="the worker to be ready again")
 
 
-async def test_a_release_that_understands_nobody_stops_before_it_has_drained_the_topic(settings: Settings) -> None:
-    settings = watchful(settings, breaker_probe_s=600.0)
+async def test_a_release_that_rejects_every_record_stops_before_the_topic_is_drained(settings: Settings) -> None:
+    settings = with_breaker(settings, breaker_probe_s=600.0)
     num_sent = 300
     async with open_world(settings) as world:
         await add_others(world)
@@ -84,9 +84,9 @@ async def test_a_release_that_understands_nobody_stops_before_it_has_drained_the
 
 
 @pytest.mark.parametrize("signed", [False, True])
-async def test_one_tenants_garbage_goes_to_the_dead_letters_and_stops_nobody(settings: Settings, signed: bool) -> None:
-    """Where records are signed, not even garbage in the names of others."""
-    settings = watchful(settings, require_signed_jobs=signed)
+async def test_one_tenants_garbage_is_dead_lettered_and_does_not_stop_others(settings: Settings, signed: bool) -> None:
+    """With required signatures, not even garbage in the names of other tenants."""
+    settings = with_breaker(settings, require_signed_jobs=signed)
     num_garbage = 120
     async with open_world(settings) as world:
         keys = await add_others(world)
@@ -97,12 +97,12 @@ async def test_one_tenants_garbage_goes_to_the_dead_letters_and_stops_nobody(set
             request = json.dumps(job_request(tenant="globex")).encode()
             header = (SIGNATURE_HEADER, signature(keys["globex"].encode(), request).encode())
             await world.send(request, headers=[header])
-            await eventually(world.jobs, what="the neighbour's row")
+            await eventually(world.jobs, what="the other tenant's row")
             assert len(await world.dead_letters(num_garbage)) >= num_garbage
             assert life.health.ready is None
 
 
-async def test_in_a_database_without_tenants_nothing_is_put_aside(settings: Settings) -> None:
+async def test_in_a_database_without_tenants_nothing_is_dead_lettered(settings: Settings) -> None:
     async with open_world(settings) as world:
         await world.rows("update loraq.tenants set disabled_at = now()")
         await world.send(job_request())
@@ -115,25 +115,25 @@ async def test_in_a_database_without_tenants_nothing_is_put_aside(settings: Sett
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("fault", ["missing", "refusing"])
-async def test_while_the_dead_letter_topic_fails_offsets_stand_still_and_an_alarm_is_raised(
+async def test_while_the_dead_letter_topic_fails_offsets_are_not_committed_and_an_alarm_is_raised(
     apache_settings: Settings, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    monkeypatch.setattr(kafka, "REQUEST_TIMEOUT_MS", 2000)  # how long the library looks for a topic that is missing
+    monkeypatch.setattr(kafka, "REQUEST_TIMEOUT_MS", 2000)  # how long the library waits for a missing topic
     settings, before = apache_settings, alarms("dead_letter_failed")
     async with open_world(settings) as world:
-        await (delete_topic(settings) if fault == "missing" else set_largest(settings, 100))
+        await (delete_topic(settings) if fault == "missing" else set_max_message_bytes(settings, 100))
         async with running_worker(settings) as life:
             poison = await world.send(b"\xff", partition=0)
-            behind, beside = await world.send(job_request(), partition=0), await world.send(job_request(), partition=1)
-            await eventually(lambda: alarms("dead_letter_failed") >= before + 2, what="an alarm, and another")
+            behind, other = await world.send(job_request(), partition=0), await world.send(job_request(), partition=1)
+            await eventually(lambda: alarms("dead_letter_failed") >= before + 2, what="two alarms")
             reason = (life.health.reasons or {})["dead letters"]
             assert f"the request to Kafka at {settings.kafka_bootstrap} failed" in reason or "larger than" in reason
-            await eventually(lambda: all_succeeded(world, 2), what="the jobs beside and behind it to be served")
-            await eventually(lambda: is_done(settings, beside), what="the offset beside to move")
+            await eventually(lambda: all_succeeded(world, 2), what="the jobs next to and behind it to be served")
+            await eventually(lambda: is_done(settings, other), what="the offset of the other partition to be committed")
             assert await position(settings, poison) <= poison.offset
-            await (kafka.ensure_topics(settings) if fault == "missing" else set_largest(settings, 2**21))
+            await (kafka.ensure_topics(settings) if fault == "missing" else set_max_message_bytes(settings, 2**21))
             assert (await world.dead_letters(1, 60.0))[0].value == b"\xff"
-            await eventually(lambda: is_done(settings, behind), what="the offset to move")
+            await eventually(lambda: is_done(settings, behind), what="the offset to be committed")
             assert life.health.ready is None
 
 
@@ -142,7 +142,7 @@ async def all_succeeded(world: World, count: int) -> bool:
 
 
 async def position(settings: Settings, sent: Any) -> int:
-    """The group's position in the record's partition; -1 is none."""
+    """The group's committed offset in the record's partition; -1 if there is none."""
     place = TopicPartition(sent.topic, sent.partition)
     async with kafka.admin(settings) as admin:
         found = await admin.list_consumer_group_offsets(settings.consumer_group, partitions=[place])
@@ -163,7 +163,7 @@ async def not_listed(admin: Any, topic: str) -> bool:
     return topic not in await admin.list_topics()
 
 
-async def set_largest(settings: Settings, num_bytes: int) -> None:
+async def set_max_message_bytes(settings: Settings, num_bytes: int) -> None:
     change = {"max.message.bytes": str(num_bytes)}
     async with kafka.admin(settings) as admin:
         await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, settings.dead_topic, change)])

@@ -1,4 +1,4 @@
-"""A cancelled job ends once, wherever it is; a completion that comes first stands."""
+"""A cancelled job ends once, at whatever stage it is; a completion that comes first wins."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ async def cancel(world: World, job_id: UUID) -> str:
     return str(row["found"])
 
 
-async def ask(world: World, job_id: UUID, headers: list[tuple[str, bytes]] | None = None) -> None:
+async def send_cancellation(world: World, job_id: UUID, headers: list[tuple[str, bytes]] | None = None) -> None:
     """Produce a cancellation to the control topic."""
     value = Cancellation(tenant=TENANT, job_id=job_id).model_dump_json().encode()
     await world.producer.send_and_wait(world.settings.control_topic, value, key=TENANT.encode(), headers=headers or [])
@@ -37,7 +37,7 @@ async def send(world: World, job_id: UUID, **fields: Any) -> None:
     await world.send(job_request(**fields) | {"job_id": str(job_id)})
 
 
-async def remembered(world: World) -> set[UUID]:
+async def stored_cancellations(world: World) -> set[UUID]:
     return {row["job_id"] for row in await world.rows("select job_id from loraq.cancellations")}
 
 
@@ -46,15 +46,15 @@ async def events(world: World) -> Counter[tuple[UUID, str]]:
     return Counter((row["job_id"], row["type"]) for row in rows)
 
 
-async def test_a_job_cancelled_before_it_was_seen_never_runs(broker_settings: Settings) -> None:
+async def test_a_job_cancelled_before_it_arrives_never_runs(broker_settings: Settings) -> None:
     settings = quick(broker_settings)
     async with open_world(settings) as world, running_worker(settings, FAULTY_ENGINE):
         by_function, by_topic, good = uuid7(), uuid7(), uuid7()
         assert await cancel(world, by_function) == "unseen"
-        await ask(world, by_topic)
+        await send_cancellation(world, by_topic)
         await world.producer.send_and_wait(settings.control_topic, b"not a cancellation")
-        await eventually(lambda: remembered(world), what="the worker to hear of it")
-        await eventually(lambda: has_both(world, by_function, by_topic), what="both to be remembered")
+        await eventually(lambda: stored_cancellations(world), what="the worker to read it")
+        await eventually(lambda: are_stored(world, by_function, by_topic), what="both to be stored")
         for job_id in (by_function, by_topic, good):
             await send(world, job_id)
         rows = await world.ended(by_function, by_topic, good)
@@ -72,15 +72,15 @@ async def test_a_job_cancelled_before_it_was_seen_never_runs(broker_settings: Se
         await eventually(lambda: caught_up(world), what="every offset to be committed")
 
 
-async def has_both(world: World, *job_ids: UUID) -> bool:
-    return await remembered(world) == set(job_ids)
+async def are_stored(world: World, *job_ids: UUID) -> bool:
+    return await stored_cancellations(world) == set(job_ids)
 
 
 async def caught_up(world: World) -> bool:
     return await world.lag() == 0
 
 
-async def test_a_job_in_the_running_batch_and_one_behind_it_are_cancelled(settings: Settings) -> None:
+async def test_a_running_job_and_a_waiting_one_are_cancelled(settings: Settings) -> None:
     settings = quick(settings)
     async with open_world(settings) as world, running_worker(settings, FAULTY_ENGINE):
         capacity = 5
@@ -96,7 +96,7 @@ async def test_a_job_in_the_running_batch_and_one_behind_it_are_cancelled(settin
         rows = await world.ended(behind[0], running[0], behind[1])
         assert [row["state"] for row in rows] == ["cancelled", "cancelled", "succeeded"]
         for job_id in running[1:]:
-            await ask(world, job_id)
+            await send_cancellation(world, job_id)
         assert {row["state"] for row in await world.ended(*running)} == {"cancelled"}
         assert set((await events(world)).values()) == {1}
         await eventually(lambda: caught_up(world), what="every offset to be committed")
@@ -106,7 +106,7 @@ async def num_in_state(world: World, state: str, count: int) -> bool:
     return Counter(row["state"] for row in (await world.jobs()).values())[state] == count
 
 
-async def test_a_cancellation_that_races_completion_gives_one_end_and_one_event(settings: Settings) -> None:
+async def test_a_cancellation_that_races_completion_gives_one_outcome_and_one_event(settings: Settings) -> None:
     settings = quick(settings, max_batch_size=32, poll_interval_s=0.02)
     async with open_world(settings) as world, running_worker(settings, FAULTY_ENGINE):
         job_ids = [uuid7() for _ in range(300)]
@@ -124,36 +124,36 @@ async def test_a_cancellation_that_races_completion_gives_one_end_and_one_event(
         assert set(await world.results()) == {row["job_id"] for row in rows if row["state"] == "succeeded"}
 
 
-async def test_where_signatures_are_demanded_an_unsigned_cancellation_is_passed_over(settings: Settings) -> None:
+async def test_with_required_signatures_an_unsigned_cancellation_is_skipped(settings: Settings) -> None:
     settings = quick(settings, require_signed_jobs=True)
     async with open_world(settings) as world, running_worker(settings, FAULTY_ENGINE):
         unsigned, forged, signed = uuid7(), uuid7(), uuid7()
-        await ask(world, unsigned)
-        await ask(world, forged, [(SIGNATURE_HEADER, b"00")])
+        await send_cancellation(world, unsigned)
+        await send_cancellation(world, forged, [(SIGNATURE_HEADER, b"00")])
         value = Cancellation(tenant=TENANT, job_id=signed).model_dump_json().encode()
         header = signature(world.producer_key.encode(), value).encode()
-        await ask(world, signed, [(SIGNATURE_HEADER, header)])
-        await eventually(lambda: remembered(world), what="the signed one to be heard")
-        assert await remembered(world) == {signed}
+        await send_cancellation(world, signed, [(SIGNATURE_HEADER, header)])
+        await eventually(lambda: stored_cancellations(world), what="the signed one to be stored")
+        assert await stored_cancellations(world) == {signed}
 
 
-async def test_a_control_topic_that_is_made_anew_is_heard(settings: Settings) -> None:
-    """The old position lies behind the only record of the new topic."""
+async def test_a_recreated_control_topic_is_read_from_its_beginning(settings: Settings) -> None:
+    """The old position lies beyond the only record of the new topic."""
     settings = quick(settings)
     async with open_world(settings) as world, running_worker(settings, FAULTY_ENGINE):
         old, new = uuid7(), uuid7()
-        await ask(world, old)
-        await eventually(lambda: has_both(world, old), what="the worker to hear of it")
+        await send_cancellation(world, old)
+        await eventually(lambda: are_stored(world, old), what="the worker to read it")
         await recreate_topic(settings, settings.control_topic)
-        await ask(world, new)
-        await eventually(lambda: has_both(world, old, new), what="the worker to hear of the other")
+        await send_cancellation(world, new)
+        await eventually(lambda: are_stored(world, old, new), what="the worker to read the other")
 
 
 @pytest.mark.parametrize("value", [None, b"{}", json.dumps({"tenant": "acme", "job_id": "no"}).encode()])
-async def test_a_control_record_that_is_none_holds_up_nothing(settings: Settings, value: bytes | None) -> None:
+async def test_an_invalid_control_record_does_not_block_the_next(settings: Settings, value: bytes | None) -> None:
     settings = quick(settings)
     async with open_world(settings) as world, running_worker(settings, FAULTY_ENGINE):
         await world.producer.send_and_wait(settings.control_topic, value, key=b"acme")
         job_id = uuid7()
-        await ask(world, job_id)
-        await eventually(lambda: has_both(world, job_id), what="the next one to be heard")
+        await send_cancellation(world, job_id)
+        await eventually(lambda: are_stored(world, job_id), what="the next one to be stored")

@@ -1,4 +1,4 @@
-"""What happens to a worker, its engine, its database or its group costs no job and makes none twice."""
+"""Faults of a worker, its engine, its database or its group lose no job and duplicate none."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ LONG = {"max_tokens": 60, "ignore_eos": True}
 
 
 def quick(settings: Settings, **changes: object) -> Settings:
-    """Short leases, so that what a lost worker held is taken up soon."""
+    """Short leases, so that the jobs of a lost worker are claimed soon."""
     defaults = {
         "lease_s": 1.5,
         "max_batch_size": 8,
@@ -54,7 +54,7 @@ async def check_once(world: World, job_ids: list[UUID], *, attempts: int) -> Non
     assert usage["jobs"] == len(job_ids)
 
 
-async def test_a_worker_killed_in_mid_run_loses_nothing_and_repeats_no_row(
+async def test_a_worker_killed_during_a_run_loses_no_job_and_duplicates_no_row(
     broker_settings: Settings, tmp_path: Path
 ) -> None:
     base = tiny_llama(tmp_path / "tiny-llama")
@@ -86,7 +86,7 @@ async def caught_up(world: World) -> bool:
     return await world.lag() == 0
 
 
-async def test_workers_that_come_and_go_share_the_jobs(broker_settings: Settings) -> None:
+async def test_workers_that_join_and_leave_share_the_jobs(broker_settings: Settings) -> None:
     settings = quick(broker_settings)
     async with open_world(settings) as world, running_worker(named(settings, "stays"), FAULTY_ENGINE):
         job_ids = await send_many(world, 150)
@@ -118,7 +118,7 @@ async def test_jobs_of_a_killed_engine_run_again(settings: Settings) -> None:
         job_ids = await send_many(world, 200)
         await eventually(lambda: num_ended(world), what="the first jobs to end")
         os.kill(engine_pid(), signal.SIGKILL)
-        await eventually(lambda: life.health.ready is None, what="another engine to be up")
+        await eventually(lambda: life.health.ready is None, what="another engine to be ready")
         await check_once(world, job_ids, attempts=2)
 
 
@@ -131,7 +131,7 @@ def engine_pid() -> int:
 
 
 @pytest.mark.parametrize("prompt", ["die", "crash"])
-async def test_a_job_that_kills_the_engine_each_time_fails_alone(settings: Settings, prompt: str) -> None:
+async def test_only_the_job_that_always_crashes_the_engine_fails(settings: Settings, prompt: str) -> None:
     settings = quick(settings)
     async with open_world(settings) as world, running_worker(settings, FAULTY_ENGINE):
         killer = await world.send_job(prompt=prompt)
@@ -154,7 +154,7 @@ async def test_an_engine_error_fails_the_job_after_its_attempts(settings: Settin
     assert rows[1]["error_message"] == "the prompt cannot be used"
 
 
-async def test_a_worker_told_to_stop_finishes_what_runs_and_hands_on_the_rest(settings: Settings) -> None:
+async def test_a_stopping_worker_finishes_running_jobs_and_releases_the_rest(settings: Settings) -> None:
     settings = quick(settings, lease_s=60.0)
     async with open_world(settings) as world:
         async with running_worker(settings, FAULTY_ENGINE):
@@ -167,7 +167,7 @@ async def test_a_worker_told_to_stop_finishes_what_runs_and_hands_on_the_rest(se
             await check_once(world, job_ids, attempts=1)
 
 
-async def test_a_job_that_a_stop_interrupts_has_spent_no_attempt(settings: Settings) -> None:
+async def test_a_job_interrupted_by_a_stop_is_not_charged_an_attempt(settings: Settings) -> None:
     settings = quick(settings, lease_s=60.0, drain_s=0.2)
     async with open_world(settings) as world:
         async with running_worker(settings, FAULTY_ENGINE):
@@ -181,7 +181,7 @@ async def is_running(world: World, job_id: UUID) -> bool:
     return (await world.jobs()).get(job_id, {}).get("state") == "running"
 
 
-async def test_while_the_database_is_away_nothing_is_lost_and_no_offset_moves(
+async def test_while_the_database_is_unreachable_no_job_is_lost_and_no_offset_is_committed(
     settings: Settings, postgres_server: Postgres
 ) -> None:
     settings = quick(settings, database_timeout_s=5.0)
@@ -198,7 +198,7 @@ async def test_while_the_database_is_away_nothing_is_lost_and_no_offset_moves(
         await eventually(lambda: life.health.ready is None, what="the worker to be ready again")
 
 
-async def test_an_engine_that_can_never_start_ends_the_worker(settings: Settings) -> None:
+async def test_an_engine_that_cannot_start_ends_the_worker(settings: Settings) -> None:
     life = Lifecycle()
     async with open_world(quick(settings)):
         serving = asyncio.create_task(serve(life, quick(settings), "tests.integration.stub_engine:broken_engine"))

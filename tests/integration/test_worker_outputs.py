@@ -1,4 +1,4 @@
-"""Outputs of awkward sizes and contents on their way from the engine to the row and the webhook."""
+"""Outputs of unusual sizes and contents, from the engine to the row and the webhook."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.integration.world import open_world
 MANY = {"max_tokens": 100_000}
 
 
-async def test_a_large_output_lies_in_the_store_and_one_too_large_fails(settings: Settings, tmp_path: Path) -> None:
+async def test_a_large_output_is_stored_in_s3_and_one_too_large_fails(settings: Settings, tmp_path: Path) -> None:
     settings = settings.model_copy(update={"max_result_bytes": 100_000})
     large, too_large = "x" * 70_000, "x" * 100_001
     async with open_world(settings) as world, running_worker(settings):
@@ -36,12 +36,14 @@ async def test_a_large_output_lies_in_the_store_and_one_too_large_fails(settings
     assert [dict(row) for row in usage] == [{"completion_tokens": 70_000, "wasted_tokens": 100_001}]
 
 
-async def test_while_the_store_is_away_a_large_output_lies_in_its_row_and_its_event_stays_small(
+async def test_while_s3_is_unreachable_a_large_output_is_stored_in_its_row_and_its_event_stays_small(
     settings: Settings,
 ) -> None:
     text = "\x01" * 100_000  # six times as long once it is escaped
-    nobody = settings.model_copy(update={"s3_endpoint": f"http://127.0.0.1:{free_ports(1)[0]}", "s3_timeout_s": 1.0})
-    async with open_world(settings) as world, running_worker(nobody):
+    unreachable = settings.model_copy(
+        update={"s3_endpoint": f"http://127.0.0.1:{free_ports(1)[0]}", "s3_timeout_s": 1.0}
+    )
+    async with open_world(settings) as world, running_worker(unreachable):
         webhook = {"url": "http://receiver.invalid/"}
         job_id = await world.send_job(prompt=text, sampling=MANY, webhook=webhook)
         await world.ended(job_id)
@@ -52,7 +54,7 @@ async def test_while_the_store_is_away_a_large_output_lies_in_its_row_and_its_ev
     assert all(len(row["body"]) < MAX_INLINE_OUTPUT_BYTES for row in outbox)
 
 
-async def test_what_postgres_cannot_hold_is_stored_in_its_place(settings: Settings) -> None:
+async def test_characters_that_postgres_cannot_store_are_replaced(settings: Settings) -> None:
     async with open_world(settings) as world, running_worker(settings):
         job_id = await world.send_job(
             prompt="a\x00b\u2028é", sampling=MANY, webhook={"url": "http://receiver.invalid/"}

@@ -1,4 +1,4 @@
-"""Jobs that must wait for long stand in the database: nothing waits behind them, and none is forgotten."""
+"""Jobs with a long wait are parked in the database: they block no other job, and none is forgotten."""
 
 import asyncio
 from collections import Counter
@@ -24,17 +24,17 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def door(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """No adapter arrives on disk before this is set."""
+    """Staging of adapters blocks until this is set."""
     opened = asyncio.Event()
     hold = Stager.hold
 
     @asynccontextmanager
-    async def held_up(self: Stager, *adapter: Any) -> AsyncIterator[Path]:
+    async def blocked_hold(self: Stager, *adapter: Any) -> AsyncIterator[Path]:
         await opened.wait()
         async with hold(self, *adapter) as path:
             yield path
 
-    monkeypatch.setattr(Stager, "hold", held_up)
+    monkeypatch.setattr(Stager, "hold", blocked_hold)
     return opened
 
 
@@ -68,7 +68,7 @@ async def is_parked(world: World, job_id: UUID) -> bool:
     return (await world.jobs()).get(job_id, {}).get("state") == "parked"
 
 
-async def none_is_left(world: World) -> bool:
+async def none_is_parked(world: World) -> bool:
     return not await world.rows("select from loraq.parked_jobs")
 
 
@@ -81,7 +81,7 @@ async def check_one_event_each(world: World, job_ids: list[UUID]) -> None:
     assert Counter(row["job_id"] for row in rows) == dict.fromkeys(job_ids, 1)
 
 
-async def test_a_flood_for_an_adapter_that_is_slow_hides_nothing_and_outlives_its_worker(
+async def test_a_flood_for_a_slow_adapter_blocks_nothing_and_survives_its_worker(
     broker_settings: Settings, tmp_path: Path, door: asyncio.Event
 ) -> None:
     settings = quick(broker_settings, max_backlog_jobs=12, host_cache_bytes=2**30)
@@ -97,11 +97,11 @@ async def test_a_flood_for_an_adapter_that_is_slow_hides_nothing_and_outlives_it
         async with running_worker(settings, FAULTY_ENGINE):
             rows = await world.ended(*flood)
             assert {(row["state"], row["attempts"]) for row in rows} == {("succeeded", 1)}
-            await eventually(lambda: none_is_left(world), what="their requests to be deleted")
+            await eventually(lambda: none_is_parked(world), what="their requests to be deleted")
         await check_one_event_each(world, [*flood, behind])
 
 
-async def test_a_parked_job_ends_at_its_bound_its_deadline_or_its_cancellation(
+async def test_a_parked_job_ends_at_its_deadline_or_cancellation(
     settings: Settings, tmp_path: Path, door: asyncio.Event
 ) -> None:
     settings = quick(settings, adapter_load_timeout_s=20.0, host_cache_bytes=2**30)
@@ -116,7 +116,7 @@ async def test_a_parked_job_ends_at_its_bound_its_deadline_or_its_cancellation(
         assert not door.is_set()
 
 
-async def test_an_adapter_that_never_arrives_fails_its_parked_jobs(
+async def test_an_adapter_that_never_loads_fails_its_parked_jobs(
     settings: Settings, tmp_path: Path, door: asyncio.Event
 ) -> None:
     settings = quick(settings, adapter_load_timeout_s=1.5, host_cache_bytes=2**30)
@@ -126,7 +126,9 @@ async def test_an_adapter_that_never_arrives_fails_its_parked_jobs(
         assert not door.is_set()
 
 
-async def test_a_delivery_whose_job_runs_elsewhere_is_parked_until_that_ends(broker_settings: Settings) -> None:
+async def test_a_delivery_of_a_job_that_runs_elsewhere_is_parked_until_it_ends(
+    broker_settings: Settings,
+) -> None:
     settings = quick(broker_settings)
     one, other = (settings.model_copy(update={"worker_id": name}) for name in ("one", "other"))
     async with (
@@ -146,12 +148,12 @@ async def test_a_delivery_whose_job_runs_elsewhere_is_parked_until_that_ends(bro
         await world.rows("select loraq.cancel_job($1, $2)", TENANT, job_id)
         [row] = await world.ended(job_id)
         assert (row["state"], row["attempts"]) == ("cancelled", 1)
-        await eventually(lambda: none_is_left(world), what="the request to be deleted")
+        await eventually(lambda: none_is_parked(world), what="the request to be deleted")
         await eventually(lambda: caught_up(world), what="every offset to be committed")
         await check_one_event_each(world, [job_id])
 
 
-async def test_a_retry_waits_in_the_database_and_not_in_front_of_others(settings: Settings) -> None:
+async def test_a_retry_waits_in_the_database_and_blocks_no_other_job(settings: Settings) -> None:
     settings = quick(settings, max_attempts=2, retry_delay_s=2.0)
     async with open_world(settings) as world, running_worker(settings, FAULTY_ENGINE):
         failing = await send(world, prompt="fail")

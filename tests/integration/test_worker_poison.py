@@ -1,4 +1,4 @@
-"""Records that no client of ours would send: each ends in the dead letters, and those behind it are served."""
+"""Records that our clients never send: each is dead-lettered, and the records behind it are served."""
 
 import json
 
@@ -18,13 +18,13 @@ from tests.waiting import eventually
 LONG_URL = "http://receiver.invalid/" + "".join(f"{number:05}" for number in range(1000))  # too long for an index row
 POISON: list[tuple[bytes | None, bytes | None, str]] = [
     (None, None, "the record has no value"),
-    (b"squeezed", b" " * 20_000_000, "the value has 20000000 bytes"),
+    (b"compressed", b" " * 20_000_000, "the value has 20000000 bytes"),
     (b"a\x00/b", b'{"tenant": "a\\u0000b", "prompt": "x"}', "field 'tenant'"),
     (b"long url", json.dumps(job_request(webhook={"url": LONG_URL})).encode(), "field 'webhook.url'"),
 ]
 
 
-async def test_no_record_stops_the_worker_or_what_stands_behind_it(settings: Settings) -> None:
+async def test_no_record_stops_the_worker_or_blocks_the_records_behind_it(settings: Settings) -> None:
     topic = settings.jobs_topic(Lane.STANDARD)
     async with open_world(settings) as world, running_worker(settings) as life:
         produce_compressed(settings.kafka_bootstrap, topic)
@@ -42,7 +42,7 @@ async def test_no_record_stops_the_worker_or_what_stands_behind_it(settings: Set
         assert sentence in header(dead[key], "loraq-error-message")
 
 
-async def test_a_header_name_that_is_not_utf_8_hides_no_record(
+async def test_a_header_name_that_is_not_utf_8_blocks_no_record(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetcher, "MemoryRecords", fetcher.MemoryRecords)  # put back afterwards
@@ -60,7 +60,7 @@ async def test_a_header_name_that_is_not_utf_8_hides_no_record(
         assert life.failure is None
 
 
-async def test_a_header_name_that_is_not_utf_8_hides_no_cancellation(
+async def test_a_header_name_that_is_not_utf_8_blocks_no_cancellation(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetcher, "MemoryRecords", fetcher.MemoryRecords)  # put back afterwards
@@ -70,22 +70,22 @@ async def test_a_header_name_that_is_not_utf_8_hides_no_cancellation(
         async with JobProducer.from_settings(settings) as producer:
             await producer.cancel(TENANT, job_id)
 
-        async def heard() -> bool:
+        async def is_stored() -> bool:
             return [row["job_id"] for row in await world.rows("select job_id from loraq.cancellations")] == [job_id]
 
-        await eventually(heard, what="the cancellation to be heard")
+        await eventually(is_stored, what="the cancellation to be stored")
         assert life.failure is None
 
 
 class LatinName(str):
-    """A header's name as a client sends it that knows nothing of UTF-8."""
+    """A header name from a client that does not use UTF-8."""
 
     def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
         return b"\xfc\xff"
 
 
 async def send_batch(world: World, topic: str, partition: int, header_names: list[str]) -> None:
-    """One batch of jobs with a header each, built by hand: no client of ours would send these."""
+    """Send a hand-built batch of jobs with one header each; our clients cannot produce these."""
     built = _DefaultRecordBatchBuilderPy(2, 0, 0, -1, -1, -1, 1 << 20)
     for number, name in enumerate(header_names):
         value = json.dumps(job_request()).encode()
@@ -96,7 +96,7 @@ async def send_batch(world: World, topic: str, partition: int, header_names: lis
 
 
 def produce_compressed(bootstrap: str, topic: str) -> None:
-    """All to one partition, squeezed by the client as far as the broker takes it."""
+    """Produce all poison records to one partition, compressed by the client."""
     producer = Producer(
         {"bootstrap.servers": bootstrap, "compression.type": "gzip", "message.max.bytes": 100_000_000, "linger.ms": 0}
     )

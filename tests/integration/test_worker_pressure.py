@@ -1,4 +1,4 @@
-"""A flood in one lane fills its share of memory, no more, and holds up no other lane."""
+"""A flood in one lane fills only its share of memory and does not block other lanes."""
 
 import asyncio
 

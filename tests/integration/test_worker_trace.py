@@ -1,4 +1,4 @@
-"""One trace: the sender's span, the worker's, the engine's inside it, and the outbox rows that carry it on."""
+"""One trace: the producer's span, the worker's, the engine's inside it, and the outbox rows that continue it."""
 
 from opentelemetry.trace import SpanKind
 
@@ -11,7 +11,7 @@ from tests.integration.world import TENANT, open_world
 from tests.spans import recorded_spans
 
 
-async def test_the_senders_trace_goes_through_worker_and_engine_to_the_outbox(settings: Settings) -> None:
+async def test_the_producers_trace_continues_through_worker_and_engine_to_the_outbox(settings: Settings) -> None:
     request = JobRequest(tenant=TENANT, prompt="the rain in the north", sampling=Sampling(max_tokens=4))
     async with open_world(settings) as world:
         with recorded_spans() as spans:

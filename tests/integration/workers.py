@@ -1,4 +1,4 @@
-"""Workers inside the test's own process, with an engine process of their own."""
+"""Workers in the test's process, each with its own engine process."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ ECHO_ENGINE = "services.worker.engine.echo:echo_engine"
 
 @asynccontextmanager
 async def running_worker(settings: Settings, engine: str = ECHO_ENGINE) -> AsyncIterator[Lifecycle]:
-    """A worker, ready; it is stopped as SIGTERM would at the end."""
+    """A ready worker; stopped at the end as by SIGTERM."""
     life = Lifecycle()
     task = asyncio.create_task(serve(life, settings, engine))
     try:

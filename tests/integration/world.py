@@ -1,4 +1,4 @@
-"""A pool with a tenant, adapters in the store, and hands on its topics and tables, for tests of the worker."""
+"""A pool with a tenant and adapters, and access to its topics and tables, for tests of the worker."""
 
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -31,7 +31,7 @@ TERMINAL = ("succeeded", "failed", "cancelled", "expired")
 
 @dataclass
 class World:
-    """Everything of one test's pool but the worker."""
+    """Everything in one test's pool except the worker."""
 
     settings: Settings
     pool: Pool
@@ -58,7 +58,7 @@ class World:
         headers: Sequence[tuple[str, bytes]] = (),
         partition: int | None = None,
     ) -> Any:
-        """Produce one record as it is; returns what the broker said."""
+        """Produce one record unchanged; returns the broker's metadata for it."""
         encoded = json.dumps(value).encode() if isinstance(value, dict) else value
         topic = self.settings.jobs_topic(lane)
         sent = await self.producer.send_and_wait(topic, encoded, key=key, headers=list(headers), partition=partition)
@@ -92,7 +92,7 @@ class World:
         async def rows() -> list[dict[str, Any]] | None:
             found = await self.jobs()
             missing = [job_id for job_id in job_ids if found.get(job_id, {}).get("state") not in TERMINAL]
-            assert not missing, f"{len(missing)} of {len(job_ids)} jobs are not terminal, {missing[0]} for one"
+            assert not missing, f"{len(missing)} of {len(job_ids)} jobs are not terminal, for example {missing[0]}"
             return [found[job_id] for job_id in job_ids]
 
         return await eventually(rows, timeout_s, "all jobs to end") if job_ids else []
@@ -123,9 +123,9 @@ class World:
         return found
 
     async def lag(self) -> int:
-        """Records sent through this world that the group has not committed yet.
+        """Number of records sent by `send` that the group has not committed yet.
 
-        Their ends are what the broker acknowledged: the embedded one lists older ends when asked.
+        The end offsets come from acknowledgements: the embedded broker may report older ones.
         """
         async with kafka.admin(self.settings) as admin:
             committed = await admin.list_consumer_group_offsets(

@@ -1,4 +1,4 @@
-"""What this worker holds, and what of it belongs to another by now."""
+"""Jobs in flight in this worker, and which of them belong to another worker."""
 
 from datetime import date
 
@@ -25,14 +25,14 @@ def in_flight_with(*jobs: Job) -> InFlight:
     return in_flight
 
 
-def test_strays_wait_and_stand_in_others_partitions_alone() -> None:
+def test_reassigned_jobs_wait_and_have_records_only_in_other_workers_partitions() -> None:
     ours, theirs, both, parked = job(Place(P, 0)), job(Place(Q, 0)), job(Place(P, 1), Place(Q, 1)), job()
     running = job(Place(Q, 2))
     running.phase = Phase.RUNNING
     assert in_flight_with(ours, theirs, both, parked, running).reassigned({P}) == [theirs]
 
 
-def test_what_runs_of_a_partition_is_what_is_past_waiting() -> None:
+def test_running_in_a_partition_excludes_waiting_jobs() -> None:
     waiting, running, completing = job(Place(P, 0)), job(Place(P, 1)), job(Place(P, 2))
     elsewhere = job(Place(Q, 3))
     running.phase = elsewhere.phase = Phase.RUNNING
@@ -40,13 +40,13 @@ def test_what_runs_of_a_partition_is_what_is_past_waiting() -> None:
     assert in_flight_with(waiting, running, completing, elsewhere).running_in({P}) == [running, completing]
 
 
-def test_where_offsets_mean_other_records_no_job_stands_any_more() -> None:
+def test_forgetting_a_partition_removes_its_places_from_jobs() -> None:
     one = job(Place(P, 0), Place(Q, 0))
     in_flight_with(one).forget_places(P)
     assert one.places == [Place(Q, 0)]
 
 
-def test_records_that_joined_a_job_are_counted_until_it_goes() -> None:
+def test_records_that_joined_a_job_are_counted_until_it_is_removed() -> None:
     one, two = job(Place(P, 0)), job(Place(P, 1), Place(P, 2))
     in_flight = in_flight_with(one, two)
     assert in_flight.num_joined(Lane.STANDARD) == 1

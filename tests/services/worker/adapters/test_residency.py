@@ -1,4 +1,4 @@
-"""Adapters stay within their budget, and none that a job uses is evicted."""
+"""Adapters stay within their budget, and none in use is evicted."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +7,7 @@ from services.worker.adapters.residency import Reservation, Residency
 
 
 def residency(*names: str, budget: int = 100, each: int = 40) -> Residency:
-    """`names` are loaded, the first the least recently used."""
+    """`names` are loaded, the first one least recently used."""
     made = Residency(budget)
     for name in names:
         assert made.reserve(name, each, (), urgent=False).granted
@@ -23,14 +23,14 @@ def test_the_least_recently_used_idle_adapter_makes_room() -> None:
     assert adapters.digests() == ["a", "c"]
 
 
-def test_an_adapter_in_use_stays() -> None:
+def test_an_adapter_in_use_is_not_evicted() -> None:
     adapters = residency("a", "b")
     adapters.acquire("a")
     adapters.acquire("b")
     assert adapters.reserve("c", 40, (), urgent=False) == Reservation(granted=False)
 
 
-def test_one_with_waiting_jobs_goes_only_for_an_urgent_one() -> None:
+def test_an_adapter_with_waiting_jobs_is_evicted_only_for_an_urgent_one() -> None:
     adapters = residency("a", "b")
     assert not adapters.reserve("c", 40, ["a", "b"], urgent=False).granted
     assert adapters.reserve("c", 40, ["a", "b"], urgent=True) == Reservation(granted=True, evict=("b",))
@@ -68,7 +68,7 @@ def test_a_pinned_adapter_goes_last_of_all_and_is_not_drained() -> None:
     assert other.reserve("c", 40, (), urgent=True).drain == ("b",)
 
 
-def test_an_urgent_one_drains_what_is_in_use() -> None:
+def test_an_urgent_request_drains_adapters_in_use() -> None:
     adapters = residency("a", "b")
     adapters.acquire("a")
     adapters.acquire("b")
@@ -77,7 +77,7 @@ def test_an_urgent_one_drains_what_is_in_use() -> None:
     assert adapters.reserve("c", 40, (), urgent=True) == Reservation(granted=True, evict=("a",))
 
 
-def test_one_being_loaded_is_counted_and_stays() -> None:
+def test_an_adapter_being_loaded_counts_and_is_not_evicted() -> None:
     adapters = residency()
     assert adapters.reserve("a", 60, (), urgent=False).granted
     assert not adapters.is_loaded("a")
@@ -86,7 +86,7 @@ def test_one_being_loaded_is_counted_and_stays() -> None:
     assert adapters.reserve("b", 60, (), urgent=False).granted
 
 
-def test_users_of_a_lost_engine_are_forgotten_with_it() -> None:
+def test_users_are_forgotten_when_the_engine_is_lost() -> None:
     adapters = residency("a")
     adapters.acquire("a")
     adapters.clear()
@@ -95,7 +95,7 @@ def test_users_of_a_lost_engine_are_forgotten_with_it() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 60), st.booleans(), st.booleans()), max_size=40))
-def test_the_budget_holds_and_no_used_adapter_goes(wishes: list[tuple[str, int, bool, bool]]) -> None:
+def test_the_budget_holds_and_no_adapter_in_use_is_evicted(wishes: list[tuple[str, int, bool, bool]]) -> None:
     adapters = Residency(100)
     used: set[str] = set()
     for name, num_bytes, urgent, use in wishes:

@@ -1,4 +1,4 @@
-"""The worker's settings reach its engine, and what the engine refuses is named."""
+"""The worker's settings are passed to its engine, and rejected ones are named."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from services.errors import ConfigError
 from services.process.settings import load_settings
 from services.worker.engine.config import engine_config
 
-GIVEN = {
+SETTINGS = {
     "LORAQ_DEVICE": "cuda:1",
     "LORAQ_DTYPE": "float16",
     "LORAQ_MAX_BATCH_SIZE": "64",
@@ -22,9 +22,9 @@ GIVEN = {
 }
 
 
-def test_every_setting_of_the_engine_reaches_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_engine_setting_is_passed_to_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    for name, value in {**GIVEN, "LORAQ_BASE_MODEL": str(tmp_path)}.items():
+    for name, value in {**SETTINGS, "LORAQ_BASE_MODEL": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     config = engine_config(load_settings(_env_file=None))
     assert (config.model, config.device, config.dtype) == (tmp_path, "cuda:1", "float16")
@@ -33,7 +33,7 @@ def test_every_setting_of_the_engine_reaches_it(monkeypatch: pytest.MonkeyPatch,
     assert (config.graphs, config.batch_invariant, config.lora_stream) == (False, True, True)
 
 
-def test_what_the_engine_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_that_the_engine_rejects_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LORAQ_MAX_BATCH_TOKENS", "8")
     with pytest.raises(ConfigError, match="max_batch_tokens is 8; it must be at least max_batch_size, 32"):
         engine_config(load_settings(_env_file=None))

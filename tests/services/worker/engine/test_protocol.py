@@ -1,10 +1,10 @@
-"""What goes between a worker and its engine arrives as it was."""
+"""Messages between a worker and its engine round-trip."""
 
 from engine import Request, SamplingParams
 from services.worker.engine.protocol import HEADER, Add, Done, Finished, Refused, decode, encode
 
 
-def test_requests_arrive_as_they_were() -> None:
+def test_requests_round_trip() -> None:
     params = SamplingParams(max_tokens=3, temperature=0.5, stop=("a",), seed=2**40)
     requests = (
         Request(request_id="1", prompt="p", sampling=params, tenant="acme"),
@@ -14,7 +14,7 @@ def test_requests_arrive_as_they_were() -> None:
     assert decode(encode(Add(requests))[HEADER.size :]) == Add(requests)
 
 
-def test_results_arrive_as_they_were() -> None:
+def test_results_round_trip() -> None:
     done = Done(
         (Finished("1", (1, 2), "t", "stop", 1, 0, 2, [{1: -0.5}, {2: -1.0}], 0.5, 1, 2),),
         (Refused("2", "failed", "why"),),

@@ -1,4 +1,4 @@
-"""What the runner makes of an engine that ends: who comes back, with whom, and who is charged for it."""
+"""How the runner handles an engine crash: which jobs run again, with which others, and which is charged."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
@@ -25,7 +25,7 @@ MAX_ATTEMPTS = 3
 
 @dataclass
 class FakeEngine:
-    """Keeps what it is given."""
+    """Keeps the requests that it is given."""
 
     ready: bool = True
     batch: list[Request] = field(default_factory=list)
@@ -40,7 +40,7 @@ class FakeEngine:
 
 
 class FakeAdapters:
-    """Only the base model is asked for."""
+    """Does nothing: all jobs use the base model."""
 
     def acquire(self, _job: Job) -> None: ...
     def release(self, _job: Job) -> None: ...
@@ -49,8 +49,8 @@ class FakeAdapters:
 
 
 @dataclass
-class Floor:
-    """A runner between fakes; `counts` are the attempts as the database has them."""
+class Harness:
+    """A runner with fakes; `counts` are the attempts in the database."""
 
     counts: dict[JobKey, int] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Floor:
         return {job.key: self.counts[job.key] for job in jobs}
 
     def retry(self, job: Job) -> None:
-        """As if it had been parked and was due."""
+        """Run the job again, as if it had been parked and was due."""
         job.phase = Phase.WAITING
         self.runner.add([job])
 
@@ -82,7 +82,7 @@ class Floor:
         return [request.prompt or "" for request in self.engine.batch]
 
     async def serve(self) -> None:
-        """One engine: ends if `poison` is in the batch, and otherwise answers it."""
+        """Run a batch in an engine that crashes if `poison` is in it."""
         self.batches.append(await self.next_batch())
         batch, self.engine.batch = self.engine.batch, []
         if any(request.prompt == "poison" for request in batch):
@@ -105,8 +105,8 @@ def finished(request: Request) -> Finished:
 
 
 @pytest.fixture
-async def floor() -> AsyncIterator[Floor]:
-    made = Floor()
+async def harness() -> AsyncIterator[Harness]:
+    made = Harness()
     feeding = asyncio.create_task(made.runner.feed())
     yield made
     feeding.cancel()
@@ -114,63 +114,63 @@ async def floor() -> AsyncIterator[Floor]:
 
 
 @pytest.mark.parametrize("deadline", [None, datetime(2099, 1, 1, tzinfo=UTC)])
-async def test_the_job_that_ends_the_engine_is_found_and_its_batch_mates_are_not_charged(
-    floor: Floor, deadline: datetime | None
+async def test_the_job_that_crashes_the_engine_is_found_and_the_others_are_not_charged(
+    harness: Harness, deadline: datetime | None
 ) -> None:
-    jobs = floor.add("a", "b", "c", "d", "poison", "e", "f", "g", deadline=deadline)
-    while len(floor.outcomes) < len(jobs):
-        await floor.serve()
-    states = {each.job.request.prompt: each.state for each in floor.outcomes}
+    jobs = harness.add("a", "b", "c", "d", "poison", "e", "f", "g", deadline=deadline)
+    while len(harness.outcomes) < len(jobs):
+        await harness.serve()
+    states = {each.job.request.prompt: each.state for each in harness.outcomes}
     assert states.pop("poison") is JobState.FAILED
     assert set(states.values()) == {JobState.SUCCEEDED}
-    assert [floor.counts[each.key] for each in jobs] == [3 if each.request.prompt == "poison" else 1 for each in jobs]
+    assert [harness.counts[each.key] for each in jobs] == [3 if each.request.prompt == "poison" else 1 for each in jobs]
     assert all(not each.counted for each in jobs)
-    ends = [batch for batch in floor.batches if "poison" in batch]
+    ends = [batch for batch in harness.batches if "poison" in batch]
     assert [len(batch) for batch in ends] == [8, 4, 2, 1, 1, 1]
 
 
-async def test_a_trial_is_without_others_and_they_wait_for_it(floor: Floor) -> None:
-    floor.add("a", "b")
-    assert await floor.next_batch() == ["a", "b"]
-    floor.engine.batch = []
-    floor.runner.lost("it ended")
-    floor.add("behind")
-    floor.runner.up()
+async def test_a_trial_runs_alone_and_other_jobs_wait_for_it(harness: Harness) -> None:
+    harness.add("a", "b")
+    assert await harness.next_batch() == ["a", "b"]
+    harness.engine.batch = []
+    harness.runner.lost("it ended")
+    harness.add("behind")
+    harness.runner.up()
     for expected in (["behind"], ["a"], ["b"]):
-        await floor.serve()
-        assert floor.batches[-1] == expected
+        await harness.serve()
+        assert harness.batches[-1] == expected
 
 
-async def test_jobs_that_were_counted_and_never_handed_over_are_not_charged(floor: Floor) -> None:
-    """The engine ends while the database marks them as started."""
+async def test_jobs_counted_but_not_submitted_are_not_charged(harness: Harness) -> None:
+    """The engine crashes while the database marks the jobs as started."""
     gate = asyncio.Event()
-    start = floor.start
+    start = harness.start
 
     async def slowly(jobs: Sequence[Job]) -> dict[JobKey, int]:
         started = await start(jobs)
         await gate.wait()
         return started
 
-    floor.runner._callbacks = RunnerCallbacks(slowly, floor.outcomes.append, lambda _job: None, floor.retry)
-    [waiting] = floor.add("a")
-    await eventually(lambda: floor.counts.get(waiting.key) == 1, what="the start to be written")
-    floor.runner.lost("it ended")
-    floor.runner.up()
+    harness.runner._callbacks = RunnerCallbacks(slowly, harness.outcomes.append, lambda _job: None, harness.retry)
+    [waiting] = harness.add("a")
+    await eventually(lambda: harness.counts.get(waiting.key) == 1, what="the start to be written")
+    harness.runner.lost("it ended")
+    harness.runner.up()
     gate.set()
-    await floor.serve()
-    assert floor.counts[waiting.key] == 1
-    assert [each.state for each in floor.outcomes] == [JobState.SUCCEEDED]
+    await harness.serve()
+    assert harness.counts[waiting.key] == 1
+    assert [each.state for each in harness.outcomes] == [JobState.SUCCEEDED]
 
 
-async def test_a_tenant_s_first_job_takes_the_place_of_one_of_a_flood(floor: Floor) -> None:
-    floor.add(*(f"flood {number}" for number in range(12)))
-    await floor.next_batch()
-    floor.runner.add([job("newcomer", tenant="globex")])
-    await eventually(lambda: len(floor.engine.batch) == 9, what="the newcomer")
-    newcomer = floor.engine.batch[-1]
+async def test_a_tenant_s_first_job_takes_the_place_of_one_of_a_flood(harness: Harness) -> None:
+    harness.add(*(f"flood {number}" for number in range(12)))
+    await harness.next_batch()
+    harness.runner.add([job("newcomer", tenant="globex")])
+    await eventually(lambda: len(harness.engine.batch) == 9, what="the newcomer")
+    newcomer = harness.engine.batch[-1]
     assert newcomer.prompt == "newcomer"
-    assert newcomer.displaces == floor.engine.batch[-2].request_id
-    assert [request.displaces for request in floor.engine.batch[:-1]] == [None] * 8
-    while len(floor.outcomes) < 13:
-        await floor.serve()
-    assert {each.state for each in floor.outcomes} == {JobState.SUCCEEDED}
+    assert newcomer.displaces == harness.engine.batch[-2].request_id
+    assert [request.displaces for request in harness.engine.batch[:-1]] == [None] * 8
+    while len(harness.outcomes) < 13:
+        await harness.serve()
+    assert {each.state for each in harness.outcomes} == {JobState.SUCCEEDED}

@@ -1,4 +1,4 @@
-"""A job that ends the engine is found, and takes nobody with it."""
+"""The job that crashes the engine is found, and no other job is charged."""
 
 import math
 
@@ -12,7 +12,7 @@ MAX_ATTEMPTS = 3
 
 
 class Pool:
-    """An engine that ends whenever one of `poison` is in it, after some of the others have ended; and its worker."""
+    """A worker whose engine crashes if a `poison` job is in it, after some of the other jobs have finished."""
 
     def __init__(self, size: int, poison: set[int], luck: st.DataObject) -> None:
         self.poison = poison
@@ -48,7 +48,7 @@ class Pool:
 
 
 @given(st.integers(1, 40), st.data())
-def test_only_what_ends_the_engine_is_charged_and_everything_ends(size: int, data: st.DataObject) -> None:
+def test_only_jobs_that_crash_the_engine_are_charged_and_all_jobs_end(size: int, data: st.DataObject) -> None:
     poison = data.draw(st.sets(st.integers(0, size - 1), max_size=3))
     pool = Pool(size, poison, data)
     pool.run(list(range(size)))
@@ -60,7 +60,7 @@ def test_only_what_ends_the_engine_is_charged_and_everything_ends(size: int, dat
     assert pool.crashes <= len(poison) * (math.ceil(math.log2(size)) + MAX_ATTEMPTS)
 
 
-def test_jobs_of_one_trial_stand_it_together_and_no_others() -> None:
+def test_jobs_of_one_trial_run_together_and_alone() -> None:
     trials = {1: 7, 2: 8, 3: 7}
     suspects = Suspects[int](trials.__getitem__)
     suspects.add([1, 2])
@@ -68,7 +68,7 @@ def test_jobs_of_one_trial_stand_it_together_and_no_others() -> None:
     assert [suspects.next_trial() for _ in range(3)] == [[1, 3], [2], []]
 
 
-def test_who_is_gone_stands_no_trial() -> None:
+def test_a_removed_job_is_in_no_trial() -> None:
     suspects = Suspects[int]({1: 1, 2: 1}.__getitem__)
     suspects.add([1, 2])
     assert suspects.remove(lambda job: job == 1) == [1]

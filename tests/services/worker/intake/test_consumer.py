@@ -1,4 +1,4 @@
-"""Positions on a real broker: what finished is not handed out again, and no position is lost without a word."""
+"""Offsets on a real broker: finished records are not processed again, and no position is lost silently."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ from tests.waiting import eventually
 
 
 class Reader:
-    """A consumer of the standard lane whose records are kept; none is ever run."""
+    """A consumer of the standard lane that collects records and runs no job."""
 
     def __init__(self, settings: Settings) -> None:
         self.records: list[Record] = []
@@ -80,7 +80,7 @@ async def place(broker_settings: Settings) -> Partition:
 
 
 async def leave_finished(settings: Settings, place: Partition, *offsets: int) -> None:
-    """Ten records come; a worker finishes these, commits and leaves."""
+    """Produce ten records; a worker finishes these offsets, commits and leaves."""
     await kafka.ensure_topics(settings)
     await produce(settings, place, 10)
     async with reading(settings) as reader:
@@ -91,7 +91,7 @@ async def leave_finished(settings: Settings, place: Partition, *offsets: int) ->
 
 
 @pytest.mark.kafka
-async def test_finished_records_above_the_position_do_not_come_again(apache_settings: Settings) -> None:
+async def test_finished_records_above_the_position_are_not_redelivered(apache_settings: Settings) -> None:
     place = Partition(apache_settings.jobs_topic(Lane.STANDARD), 0)
     await leave_finished(apache_settings, place, 0, 2, 3, 5, 9)
     async with reading(apache_settings) as reader:
@@ -99,10 +99,10 @@ async def test_finished_records_above_the_position_do_not_come_again(apache_sett
         await reader.has(place, [1, 4, 6, 7, 8, 10])
 
 
-async def test_a_broker_that_keeps_no_metadata_hands_everything_above_the_position_out_again(
+async def test_a_broker_without_commit_metadata_redelivers_everything_above_the_position(
     settings: Settings,
 ) -> None:
-    """The embedded one: finished jobs are recognised by their rows then."""
+    """As the embedded broker: finished jobs are then recognised by their rows."""
     place = Partition(settings.jobs_topic(Lane.STANDARD), 0)
     await leave_finished(settings, place, 0, 2)
     async with reading(settings) as reader:
@@ -110,8 +110,8 @@ async def test_a_broker_that_keeps_no_metadata_hands_everything_above_the_positi
 
 
 @pytest.mark.kafka
-async def test_after_a_rebalance_nothing_that_finished_is_handed_out(apache_settings: Settings) -> None:
-    """It is eager: everything uncommitted is fetched again, by whoever has the partition then."""
+async def test_after_a_rebalance_finished_records_are_not_processed_again(apache_settings: Settings) -> None:
+    """An eager rebalance: the new owner of a partition fetches every uncommitted record again."""
     await kafka.ensure_topics(apache_settings)
     place = Partition(apache_settings.jobs_topic(Lane.STANDARD), 0)
     await produce(apache_settings, place, 6)
@@ -129,7 +129,7 @@ async def test_after_a_rebalance_nothing_that_finished_is_handed_out(apache_sett
             assert set(again()) == {0, 3, 5}
 
 
-async def test_a_standing_that_does_not_fit_pauses_its_partition_alone(
+async def test_metadata_that_does_not_fit_pauses_only_its_partition(
     broker_settings: Settings, place: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -140,17 +140,17 @@ async def test_a_standing_that_does_not_fit_pauses_its_partition_alone(
         await reader.has(place, [0, 1, 2, 3])
         reader.ledger.finish(Place(place, 2))
         await reader.consumer.commit(urgent=True)
-        paused = reader.consumer._kafka.paused  # what the library was told
+        paused = reader.consumer._kafka.paused  # the library's own state
         await eventually(lambda: paused() == {TopicPartition(*place)}, what="the partition to be paused")
         for offset in (0, 1, 3):
             reader.ledger.finish(Place(place, offset))
         await reader.consumer.commit(urgent=True)
-        await eventually(lambda: not paused(), what="the partition to go on")
+        await eventually(lambda: not paused(), what="the partition to resume")
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("position", [2, 1000], ids=["before the earliest", "behind the end"])
-async def test_a_position_that_no_longer_exists_is_counted_and_the_earliest_record_is_next(
+@pytest.mark.parametrize("position", [2, 1000], ids=["before the earliest", "beyond the end"])
+async def test_a_position_that_no_longer_exists_is_counted_and_reading_restarts_at_the_earliest_record(
     apache_settings: Settings, position: int
 ) -> None:
     await kafka.ensure_topics(apache_settings)
@@ -159,19 +159,19 @@ async def test_a_position_that_no_longer_exists_is_counted_and_the_earliest_reco
     await commit(apache_settings, place, position)
     async with kafka.admin(apache_settings) as admin:
         await admin.delete_records({TopicPartition(*place): RecordsToDelete(before_offset=5)})
-    seen = telemetry.OFFSETS_OUT_OF_RANGE._value.get()  # the library has no other way to read one
+    before = telemetry.OFFSETS_OUT_OF_RANGE._value.get()  # the library has no other way to read one
     async with reading(apache_settings) as reader:
         await reader.has(place, [5, 6, 7])
         assert reader.displaced == [place]
         assert await reader.consumer.commit()
-    assert telemetry.OFFSETS_OUT_OF_RANGE._value.get() == seen + 1
+    assert telemetry.OFFSETS_OUT_OF_RANGE._value.get() == before + 1
     async with reading(apache_settings) as reader:
         await reader.has(place, [5, 6, 7])
         assert reader.displaced == []
 
 
 async def commit(settings: Settings, place: Partition, position: int) -> None:
-    """As a member of the group would, and leave."""
+    """Commit as a member of the group, and leave."""
     consumer = kafka.job_consumer(standard(settings))
     consumer.subscribe([place.topic])
     await consumer.start()
@@ -185,10 +185,10 @@ async def test_repeats_of_a_job_in_memory_leave_room_for_others(broker_settings:
     async with reading(broker_settings.model_copy(update={"max_backlog_jobs": 4})) as reader:
         reader.num_joined = JOINED_PER_JOB
         await produce(broker_settings, place, 4 + JOINED_PER_JOB)
-        await reader.has(place, list(range(3 + JOINED_PER_JOB)))  # as many as three jobs, and one for the repeats
+        await reader.has(place, list(range(3 + JOINED_PER_JOB)))  # the weight of three jobs, and one for repeats
 
 
-async def test_where_nothing_is_committed_any_more_nothing_known_before_counts(
+async def test_a_partition_whose_commit_is_gone_is_read_from_the_beginning(
     broker_settings: Settings, place: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a topic was made anew, or a broker lost everything: its offsets mean other records."""
@@ -210,7 +210,7 @@ async def test_where_nothing_is_committed_any_more_nothing_known_before_counts(
         assert place in reader.displaced
 
 
-async def test_a_topic_that_is_made_anew_is_read_from_its_beginning(
+async def test_a_recreated_topic_is_read_from_its_beginning(
     broker_settings: Settings, place: Partition, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It holds more than the old one did when the worker looks: the old position would pass over the first three."""

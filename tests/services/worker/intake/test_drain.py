@@ -1,4 +1,4 @@
-"""Jobs that run of partitions that may go: they have their budget, and no more."""
+"""Running jobs of revoked partitions get a time budget to finish."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from tests.services.worker.test_in_flight import P, Q, in_flight_with, job
 LONG_S = 30.0
 
 
-async def test_it_waits_for_what_runs_there_and_for_nothing_else() -> None:
+async def test_it_waits_only_for_running_jobs_of_the_partitions() -> None:
     running, waiting, elsewhere = job(Place(P, 0)), job(Place(P, 1)), job(Place(Q, 0))
     running.phase = elsewhere.phase = Phase.RUNNING
     in_flight = in_flight_with(running, waiting, elsewhere)
@@ -31,5 +31,5 @@ async def test_the_budget_bounds_the_wait() -> None:
     assert 0.1 <= time.monotonic() - began < LONG_S / 2
 
 
-async def test_where_nothing_runs_nobody_waits() -> None:
+async def test_without_running_jobs_it_does_not_wait() -> None:
     await PartitionDrain(InFlight(), 0.0).drained(frozenset({P}))

@@ -1,4 +1,4 @@
-"""What a record's value must be, and the sentence that says why it is not."""
+"""Validation of records, and the messages of rejections."""
 
 import json
 from typing import Any
@@ -52,13 +52,13 @@ def candidate(headers: Headers = (), **fields: Any) -> Candidate:
         ),
     ],
 )
-def test_a_rejection_names_what_is_wrong(value: bytes | None, sentence: str) -> None:
+def test_a_rejection_names_the_error(value: bytes | None, sentence: str) -> None:
     found = parsed(value)
     assert isinstance(found, Rejection)
     assert (found.code, found.message) == (ErrorCode.INVALID_MESSAGE, sentence)
 
 
-def test_a_replayed_record_without_an_id_is_the_job_that_it_first_was() -> None:
+def test_a_replayed_record_without_an_id_keeps_its_job_id() -> None:
     first = candidate()
     origin = (ORIGIN, b"jobs/1/7/1700000000000")
     moved = parse(record(first.record.value, (origin,), offset=99), "cluster", 1.0, 1)
@@ -70,14 +70,14 @@ def test_a_replayed_record_without_an_id_is_the_job_that_it_first_was() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"jobs/1/7", b"jobs/one/7/0", b"\xff/1/2/3", None])
-def test_an_origin_that_is_none_is_refused(content: bytes | None) -> None:
+def test_an_invalid_origin_is_rejected(content: bytes | None) -> None:
     found = parsed(b'{"tenant": "acme", "prompt": "hello"}', ((ORIGIN, content),))
     assert (found.message if isinstance(found, Rejection) else None) == (
         None if content is None else "the header 'loraq-origin' is not topic/partition/offset/timestamp; leave it out"
     )
 
 
-def test_what_a_record_replays_is_taken_from_its_header() -> None:
+def test_the_replayed_job_comes_from_the_header() -> None:
     old = "01930000-0000-7000-8000-000000000000"
     assert str(candidate(((REPLAY_OF, old.encode()),)).replay_of) == old
     assert candidate().replay_of is None
@@ -87,13 +87,13 @@ def test_what_a_record_replays_is_taken_from_its_header() -> None:
         assert found.message == "the header 'loraq-replay-of' is not a UUID; leave it out"
 
 
-def test_what_is_shown_of_a_wrong_value_is_short() -> None:
+def test_a_rejection_quotes_only_a_part_of_a_long_value() -> None:
     found = parsed(json.dumps({"tenant": "A" * 10_000, "prompt": "x"}).encode())
     assert isinstance(found, Rejection)
     assert len(found.message) < 300
 
 
-def test_a_job_without_an_id_always_gets_the_same_one() -> None:
+def test_a_record_without_an_id_always_gets_the_same_job_id() -> None:
     value = b'{"tenant": "acme", "prompt": "x"}'
     first, again, other = (parse(record(value, offset=offset), "cluster", 1.0, 1) for offset in (7, 7, 8))
     assert isinstance(first, Candidate)
@@ -102,7 +102,7 @@ def test_a_job_without_an_id_always_gets_the_same_one() -> None:
     assert first.key == again.key != other.key
 
 
-def test_of_two_headers_of_one_name_the_last_counts() -> None:
+def test_the_last_of_two_headers_with_one_name_counts() -> None:
     assert candidate((("traceparent", b"first"), ("traceparent", b"last"))).traceparent == "last"
     assert candidate((("traceparent", None),)).traceparent is None
 
@@ -119,7 +119,7 @@ def test_only_registered_and_active_tenants_may_send() -> None:
     assert refusal(candidate(tenant="gone")) == "tenant 'gone' is disabled"
 
 
-def test_a_signature_must_be_there_and_match_the_value() -> None:
+def test_a_required_signature_must_match_the_value() -> None:
     value = candidate().record.value
     assert value is not None
     good = signature(b"key", value)
@@ -132,7 +132,7 @@ def test_a_signature_must_be_there_and_match_the_value() -> None:
         assert refusal(found, signed=True) == expected
 
 
-def test_where_the_key_is_damaged_no_signature_holds_and_the_tenant_is_named() -> None:
+def test_with_a_damaged_key_no_signature_is_valid_and_the_tenant_is_named() -> None:
     found = candidate(((SIGNATURE_HEADER, b"any"),))
     rejection = authenticate(found, DAMAGED, require_signature=True)
     assert rejection is not None

@@ -1,4 +1,4 @@
-"""When something is committed: positions at once, what is finished above them at intervals, everything when urgent."""
+"""When offsets are committed: positions at once, metadata at intervals, everything when urgent."""
 
 import random
 
@@ -31,7 +31,7 @@ def test_a_position_that_moved_is_due_at_once() -> None:
     assert commits.due(0.0, {P}) == {}
 
 
-def test_finishes_above_the_position_wait_for_their_turn_unless_it_is_the_last() -> None:
+def test_records_finished_above_the_position_are_due_at_intervals_or_when_urgent() -> None:
     ledger = ledger_of(5)
     commits = Commits(ledger, every_s=1.0)
     ledger.finish(Place(P, 3))
@@ -40,12 +40,12 @@ def test_finishes_above_the_position_wait_for_their_turn_unless_it_is_the_last()
     assert commits.due(10.5, {P}) == {}
     assert commits.due(10.5, {P}, urgent=True)[P].position == 0
     [commit] = commits.due(11.0, {P}).values()
-    told = decode(commit.position, commit.metadata)
-    assert told is not None
-    assert [offset in told for offset in range(6)] == [False, False, False, True, True, False]
+    decoded = decode(commit.position, commit.metadata)
+    assert decoded is not None
+    assert [offset in decoded for offset in range(6)] == [False, False, False, True, True, False]
 
 
-def test_what_finishes_while_a_commit_is_under_way_is_still_unsaved() -> None:
+def test_records_that_finish_during_a_commit_are_still_unsaved() -> None:
     ledger = ledger_of(4)
     commits = Commits(ledger)
     ledger.finish(Place(P, 2))
@@ -55,13 +55,13 @@ def test_what_finishes_while_a_commit_is_under_way_is_still_unsaved() -> None:
     assert P in commits.due(6.0, {P})
 
 
-def test_partitions_of_others_are_not_committed() -> None:
+def test_partitions_of_other_workers_are_not_committed() -> None:
     ledger = ledger_of(1)
     ledger.finish(Place(P, 0))
     assert Commits(ledger).due(0.0, set(), urgent=True) == {}
 
 
-def test_a_partition_whose_standing_does_not_fit_is_crowded_until_it_does() -> None:
+def test_a_partition_whose_metadata_does_not_fit_is_crowded_until_it_fits() -> None:
     ledger = ledger_of(400)
     commits = Commits(ledger, max_chars=30)
     for offset in range(1, 400):
@@ -75,7 +75,7 @@ def test_a_partition_whose_standing_does_not_fit_is_crowded_until_it_does() -> N
     assert commits.crowded == set()
 
 
-def test_a_broker_that_takes_less_is_told_less_and_in_the_end_nothing() -> None:
+def test_halving_the_metadata_limit_ends_with_no_metadata() -> None:
     ledger = ledger_of(200)
     commits = Commits(ledger)
     for offset in random.Random(3).sample(range(1, 200), 90):
@@ -90,8 +90,8 @@ def test_a_broker_that_takes_less_is_told_less_and_in_the_end_nothing() -> None:
 
 
 @given(st.lists(st.integers(0, 59), unique=True), st.integers(0, 59))
-def test_a_restart_runs_again_only_what_had_not_finished(finished: list[int], cut: int) -> None:
-    """Whatever finished, and whichever commit was the last: nothing unfinished is passed over."""
+def test_a_restart_redelivers_only_unfinished_records(finished: list[int], cut: int) -> None:
+    """Whichever records finished, and whichever commit was the last: no unfinished record is skipped."""
     ledger = ledger_of(60)
     commits = Commits(ledger)
     for offset in finished[:cut]:
@@ -100,7 +100,7 @@ def test_a_restart_runs_again_only_what_had_not_finished(finished: list[int], cu
     if P not in due:
         return
     later = Ledger()
-    told = decode(due[P].position, due[P].metadata)
-    later.assign([P], {P: told} if told else None)
+    decoded = decode(due[P].position, due[P].metadata)
+    later.assign([P], {P: decoded} if decoded else None)
     again = [offset for offset in range(due[P].position, 60) if later.receive(Place(P, offset))]
     assert set(again) == set(range(60)) - set(finished[:cut])

@@ -1,4 +1,4 @@
-"""The ledger never lets a position pass an unfinished record, and loses none, whatever the order of events."""
+"""The committed position never passes an unfinished record, whatever the order of events."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,14 +28,14 @@ def test_only_the_contiguous_finished_prefix_is_due() -> None:
     assert ledger.num_open("jobs") == 1
 
 
-def test_gaps_between_offsets_do_not_hold_the_prefix() -> None:
+def test_gaps_between_offsets_do_not_block_the_prefix() -> None:
     ledger = ledger_of(3, 7, 20)
     for offset in (20, 3, 7):
         ledger.finish(Place(P, offset))
     assert ledger.due() == {P: 21}
 
 
-def test_a_reader_that_lost_its_place_goes_on_behind_the_newest_record() -> None:
+def test_the_next_offset_follows_the_newest_record() -> None:
     ledger = ledger_of(3, 7)
     assert (ledger.next_offset(P), ledger.next_offset(Q)) == (8, None)
     ledger.finish(Place(P, 3))
@@ -45,7 +45,7 @@ def test_a_reader_that_lost_its_place_goes_on_behind_the_newest_record() -> None
     assert ledger.next_offset(P) is None
 
 
-def test_after_a_restart_of_the_partition_nothing_known_before_counts() -> None:
+def test_restarting_a_partition_forgets_everything_about_it() -> None:
     ledger = ledger_of(3, 7)
     ledger.finish(Place(P, 3))
     ledger.restart(P, 1)
@@ -54,7 +54,7 @@ def test_after_a_restart_of_the_partition_nothing_known_before_counts() -> None:
     assert ledger.receive(Place(P, 3))
 
 
-def test_what_the_broker_acknowledged_is_not_due_again() -> None:
+def test_an_acknowledged_position_is_not_due_again() -> None:
     ledger = ledger_of(0, 1)
     ledger.finish(Place(P, 0))
     ledger.committed(ledger.due())
@@ -63,7 +63,7 @@ def test_what_the_broker_acknowledged_is_not_due_again() -> None:
     assert ledger.due() == {P: 2}
 
 
-def test_finishes_of_a_revoked_partition_are_of_no_consequence() -> None:
+def test_finishing_records_of_a_revoked_partition_has_no_effect() -> None:
     ledger = ledger_of(0)
     ledger.revoke([P])
     assert not ledger.finish(Place(P, 0))
@@ -71,7 +71,7 @@ def test_finishes_of_a_revoked_partition_are_of_no_consequence() -> None:
     assert ledger.due() == {}
 
 
-def test_a_new_assignment_takes_unfinished_records_again_and_no_others() -> None:
+def test_a_new_assignment_receives_only_unfinished_records_again() -> None:
     ledger = ledger_of(0, 1, 2)
     ledger.finish(Place(P, 1))
     ledger.revoke([P])
@@ -82,7 +82,7 @@ def test_a_new_assignment_takes_unfinished_records_again_and_no_others() -> None
     assert ledger.due() == {P: 3}
 
 
-def test_a_commit_that_follows_a_restart_still_tells_what_was_told() -> None:
+def test_a_commit_after_a_restart_keeps_the_metadata_of_the_previous_one() -> None:
     ledger = Ledger()
     ledger.assign([P], {P: FinishedOffsets(10, frozenset({2, 4}))})
     assert ledger.receive(Place(P, 2))
@@ -93,14 +93,14 @@ def test_a_commit_that_follows_a_restart_still_tells_what_was_told() -> None:
     assert ledger.commit_state(P)[:3] == (4, 10, [4])
 
 
-def test_a_record_is_noted_once_and_in_order() -> None:
+def test_a_record_is_received_once_and_in_order() -> None:
     ledger = ledger_of(5)
     assert not ledger.receive(Place(P, 5))
     assert not ledger.receive(Place(P, 4))
     assert not ledger.receive(Place(Q, 0))
 
 
-def test_what_stands_finished_above_the_prefix_can_be_told() -> None:
+def test_finished_offsets_above_the_prefix_are_listed() -> None:
     ledger = ledger_of(0, 1, 2, 3)
     ledger.finish(Place(P, 3))
     ledger.finish(Place(P, 1))
@@ -108,7 +108,7 @@ def test_what_stands_finished_above_the_prefix_can_be_told() -> None:
 
 
 @given(st.permutations(range(30)))
-def test_in_whatever_order_jobs_finish_everything_is_due_at_the_end(order: list[int]) -> None:
+def test_whatever_the_order_of_finishes_everything_is_due_at_the_end(order: list[int]) -> None:
     ledger = ledger_of(*range(30))
     for offset in order:
         assert ledger.finish(Place(P, offset))
@@ -116,9 +116,9 @@ def test_in_whatever_order_jobs_finish_everything_is_due_at_the_end(order: list[
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """A broker beside the ledger: it remembers commits with what they tell, and hands out records from there.
+    """A model of a broker next to the ledger: it keeps commits with their metadata and delivers records from there.
 
-    `finished` is the truth: the jobs whose rows are terminal.
+    `finished` is the ground truth: the jobs whose rows are terminal.
     """
 
     def __init__(self) -> None:
@@ -129,15 +129,15 @@ class LedgerMachine(RuleBasedStateMachine):
         self.committed = {P: (0, ""), Q: (0, "")}
         self.next: dict[Partition, int] = {}
 
-    @rule(which=st.sampled_from([(P,), (Q,), (P, Q), ()]), told=st.booleans(), fresh=st.booleans())
-    def rebalance(self, which: tuple[Partition, ...], told: bool, fresh: bool) -> None:
-        """The assignment changes; or a new process starts, which knows only what is told."""
-        if fresh:
+    @rule(which=st.sampled_from([(P,), (Q,), (P, Q), ()]), keeps_metadata=st.booleans(), restarted=st.booleans())
+    def rebalance(self, which: tuple[Partition, ...], keeps_metadata: bool, restarted: bool) -> None:
+        """Change the assignment, or start a new process, which knows only the commits' metadata."""
+        if restarted:
             self.ledger = Ledger()
             self.commits = Commits(self.ledger, max_chars=60)
         else:
             self.ledger.revoke(list(self.next))
-        metadata = {each: decode(*self.committed[each]) for each in which} if told else {}
+        metadata = {each: decode(*self.committed[each]) for each in which} if keeps_metadata else {}
         self.ledger.assign(which, {each: known for each, known in metadata.items() if known is not None})
         self.next = {partition: self.committed[partition][0] for partition in which}
 
@@ -145,13 +145,13 @@ class LedgerMachine(RuleBasedStateMachine):
     def deliver(self, partition: Partition) -> None:
         if partition in self.next:
             offset = self.next[partition]
-            handed_out = self.ledger.receive(Place(partition, offset))
-            assert handed_out or offset in self.finished[partition]
+            received = self.ledger.receive(Place(partition, offset))
+            assert received or offset in self.finished[partition]
             self.next[partition] = offset + 1
 
     @rule(partition=st.sampled_from([P, Q]), back=st.integers(1, 8))
     def finish(self, partition: Partition, back: int) -> None:
-        """A job ends; its row is committed even if the partition was lost meanwhile."""
+        """A job ends; its row is committed even if the partition was revoked meanwhile."""
         offset = self.next.get(partition, self.committed[partition][0]) - back
         if offset >= 0:
             self.finished[partition].add(offset)
@@ -165,12 +165,12 @@ class LedgerMachine(RuleBasedStateMachine):
             self.commits.acknowledged(due, 0.0)
 
     @invariant()
-    def nothing_unfinished_is_said_to_be_finished(self) -> None:
+    def no_commit_covers_an_unfinished_record(self) -> None:
         for partition, (position, metadata) in self.committed.items():
             assert set(range(position)) <= self.finished[partition]
-            told = decode(position, metadata)
-            if told is not None:
-                assert {offset for offset in range(told.frontier) if offset in told} <= self.finished[partition]
+            decoded = decode(position, metadata)
+            if decoded is not None:
+                assert {offset for offset in range(decoded.frontier) if offset in decoded} <= self.finished[partition]
 
 
 TestLedgerMachine = LedgerMachine.TestCase

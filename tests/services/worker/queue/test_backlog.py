@@ -36,7 +36,7 @@ def test_jobs_of_one_lane_run_oldest_first_whatever_their_adapters() -> None:
     assert len(backlog) == 0
 
 
-def test_a_cold_adapter_holds_up_nobody() -> None:
+def test_a_cold_adapter_does_not_block_other_jobs() -> None:
     backlog = Backlog[str](10)
     add(backlog, "cold", INTERACTIVE, "a", now=0.0)
     add(backlog, "warm", BATCH, BASE_GROUP, now=1.0)
@@ -73,10 +73,10 @@ def test_a_lane_cannot_save_up_its_share() -> None:
     pop(backlog, 100)
     for _ in range(200):
         add(backlog, INTERACTIVE, INTERACTIVE, BASE_GROUP, now=1.0)
-    assert BATCH in pop(backlog, 40), "a lane that came late took everything"
+    assert BATCH in pop(backlog, 40), "the lane that started later got every slot"
 
 
-def test_what_is_put_back_goes_first() -> None:
+def test_requeued_jobs_go_first() -> None:
     backlog = Backlog[str](10)
     for name in ("first", "second", "third"):
         add(backlog, name, STANDARD, BASE_GROUP, now=0.0)
@@ -86,7 +86,7 @@ def test_what_is_put_back_goes_first() -> None:
     assert pop(backlog, 3) == ["first", "second", "third"]
 
 
-def test_the_adapter_to_load_next_is_the_one_waited_for_longest_by_weight() -> None:
+def test_the_next_adapter_to_load_has_the_longest_weighted_wait() -> None:
     backlog = Backlog[str](10)
     add(backlog, "old batch job", BATCH, "a", now=0.0)
     add(backlog, "young interactive job", INTERACTIVE, "b", now=9.0)
@@ -118,7 +118,7 @@ ACTIONS = st.lists(
 
 
 @given(ACTIONS)
-def test_no_job_is_lost_or_taken_twice_or_taken_while_closed(actions: list[tuple[object, ...]]) -> None:
+def test_no_job_is_lost_or_popped_twice_or_popped_while_closed(actions: list[tuple[object, ...]]) -> None:
     backlog = Backlog[tuple[int, Lane, str]](1000)
     waiting: set[tuple[int, Lane, str]] = set()
     is_open = {""}

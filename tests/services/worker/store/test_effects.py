@@ -1,4 +1,4 @@
-"""What an outcome becomes is what the schemas of events and webhooks say, though it is written by hand."""
+"""The JSON of events and webhooks, formatted by hand, matches their schemas."""
 
 import json
 from datetime import UTC, date, datetime
@@ -52,7 +52,7 @@ METADATA = st.dictionaries(
 
 
 @given(metadata=METADATA, text=SURROGATES, adapter=st.sampled_from([None, ADAPTER]))
-def test_the_bodies_of_a_success_are_what_the_schemas_say(
+def test_the_bodies_of_a_success_match_the_schemas(
     metadata: dict[str, Any], text: str, adapter: AdapterVersion | None
 ) -> None:
     made = job(metadata, adapter)
@@ -60,7 +60,7 @@ def test_the_bodies_of_a_success_are_what_the_schemas_say(
     done = completion(outcome, "default", 3.5, TRACEPARENT)
     event_row, webhook_row = done.effects
     event, webhook = CloudEvent.model_validate_json(event_row.body), WebhookBody.model_validate_json(webhook_row.body)
-    assert json.loads(event_row.body) == event.model_dump(mode="json"), "no field is left out, none is added"
+    assert json.loads(event_row.body) == event.model_dump(mode="json"), "every field, and no other"
     assert event.data == webhook.data
     assert (event.id, event.type, event.traceparent) == (str(event_row.event_id), "job.succeeded", TRACEPARENT)
     assert (event.time, event.source) == (webhook.timestamp, "/loraq/default")
@@ -74,13 +74,13 @@ def test_the_bodies_of_a_success_are_what_the_schemas_say(
 
 
 @given(st.integers(0, 4_000_000_000_000) | st.integers(0, 4_000_000_000).map(lambda second: second * 1000))
-def test_a_moment_is_written_as_the_schemas_write_it(milliseconds: int) -> None:
+def test_times_are_formatted_like_the_schemas(milliseconds: int) -> None:
     moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
     assert _utc(milliseconds) == TypeAdapter(datetime).dump_python(moment, mode="json")
 
 
 @given(message=SURROGATES)
-def test_a_failure_says_why_and_no_output(message: str) -> None:
+def test_a_failure_has_an_error_and_no_output(message: str) -> None:
     error = JobError.model_construct(code=ErrorCode.TIMEOUT, message=message)
     done = completion(Outcome(job({}), JobState.FAILED, error, finished("x")), "default", 3.5)
     event = CloudEvent.model_validate_json(done.effects[0].body)
@@ -90,11 +90,11 @@ def test_a_failure_says_why_and_no_output(message: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "large"), [("x" * MAX_INLINE_OUTPUT_BYTES, False), ("ä" * 32769, True), ("x", False)])
-def test_an_output_is_large_by_its_bytes(text: str, large: bool) -> None:
+def test_whether_an_output_is_large_depends_on_its_bytes(text: str, large: bool) -> None:
     assert is_large(Outcome(job({}), JobState.SUCCEEDED, finished=finished(text))) is large
 
 
-def test_ids_of_events_differ() -> None:
+def test_event_ids_are_unique() -> None:
     outcome = Outcome(job({}), JobState.SUCCEEDED, finished=finished("x"))
     ids = {completion(outcome, "p", 1.0).effects[0].event_id for _ in range(100)}
     assert len(ids) == 100

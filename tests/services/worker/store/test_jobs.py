@@ -1,4 +1,4 @@
-"""What the worker writes, on a real database: claimed and started at once, given back, completed once."""
+"""The worker's writes on a real database: jobs are claimed and started at once, released, and completed once."""
 
 from collections.abc import AsyncIterator, Awaitable
 from datetime import UTC, datetime, timedelta
@@ -56,13 +56,13 @@ async def rows(pool: Pool, table: str) -> dict[Any, dict[str, Any]]:
     return {row["job_id"]: dict(row) for row in found}
 
 
-async def test_jobs_that_fit_are_taken_and_started_in_one_write(pool: Pool) -> None:
+async def test_jobs_that_fit_are_claimed_and_started_in_one_write(pool: Pool) -> None:
     candidates = [candidate(offset) for offset in range(4)]
     candidates[1] = candidate(1, deadline=datetime.now(UTC) + timedelta(hours=1))
     room = iter(range(2))
     decisions = await store_of(pool).accept(candidates, lambda _: next(room, None) is not None)
     jobs = [job_of(decision, each) for decision, each in zip(decisions, candidates, strict=True)]
-    assert [job.counted for job in jobs] == [True, False, True, False], "one with a deadline is not started unasked"
+    assert [job.counted for job in jobs] == [True, False, True, False], "a job with a deadline is only claimed"
     assert [job.attempts for job in jobs] == [0, 0, 0, 0]
     found = await rows(pool, "jobs")
     written = [found[job.key.job_id] for job in jobs]
@@ -71,7 +71,7 @@ async def test_jobs_that_fit_are_taken_and_started_in_one_write(pool: Pool) -> N
     assert [row["started_at"] is not None for row in written] == [True, False, True, False]
 
 
-async def test_an_attempt_that_was_not_spent_is_given_back(pool: Pool) -> None:
+async def test_releasing_a_job_uncounts_an_attempt_that_did_not_run(pool: Pool) -> None:
     store, wanted = store_of(pool), [candidate(0), candidate(1)]
     jobs = [
         job_of(claimed, each) for claimed, each in zip(await store.accept(wanted, lambda _: True), wanted, strict=True)
@@ -83,7 +83,7 @@ async def test_an_attempt_that_was_not_spent_is_given_back(pool: Pool) -> None:
     assert {row["state"] for row in found.values()} == {"queued"}
 
 
-async def test_what_is_known_is_told_from_what_is_new(pool: Pool) -> None:
+async def test_known_jobs_are_distinguished_from_new_ones(pool: Pool) -> None:
     store = store_of(pool)
     first, second, third = candidate(0), candidate(1), candidate(2)
     claimed = await store.accept([first, second])
@@ -106,12 +106,12 @@ async def test_a_job_whose_row_was_pruned_does_not_run_again(pool: Pool) -> None
         await pool.execute(f"delete from loraq.{table}")  # noqa: S608  # as retention does, by day
     [again, other] = await store.accept([wanted, candidate(1)])
     assert isinstance(again, Ended)
-    assert isinstance(other, Claimed), "its neighbour is new"
+    assert isinstance(other, Claimed), "the other job is new"
     assert wanted.key.job_id not in await rows(pool, "jobs")
 
 
-async def test_a_batch_of_which_nothing_was_generated_is_written(pool: Pool) -> None:
-    """Columns of nothing but nulls travel empty."""
+async def test_a_batch_without_any_output_is_written(pool: Pool) -> None:
+    """Columns of nulls only are sent as empty arrays."""
     store, wanted = store_of(pool), [candidate(0), candidate(1)]
     jobs = [job_of(claimed, each) for claimed, each in zip(await store.accept(wanted), wanted, strict=True)]
     ended = [completion(failed(job, ErrorCode.TIMEOUT, "too long"), "default", 2.0) for job in jobs]
@@ -124,12 +124,12 @@ async def test_a_batch_of_which_nothing_was_generated_is_written(pool: Pool) -> 
     assert (await rows(pool, "outbox")).keys() == found.keys()
 
 
-async def test_each_result_has_its_own_tokens_and_a_stale_one_none(pool: Pool) -> None:
+async def test_each_result_has_its_own_tokens_and_a_stale_one_is_not_written(pool: Pool) -> None:
     store = store_of(pool, lease_s=0.001)
     wanted = [candidate(offset) for offset in range(4)]
     jobs = [job_of(claimed, each) for claimed, each in zip(await store.accept(wanted), wanted, strict=True)]
     [again] = await store.accept([wanted[2]])
-    assert isinstance(again, Claimed), "its lease has run out"
+    assert isinstance(again, Claimed), "its lease has expired"
     assert again.claim.fence == 2
     tokens: list[tuple[int, ...]] = [(1, 2, 3), (), (7,), (2**31 - 1, 0)]
     completions = [completion(done(job, each), "default", 2.0) for job, each in zip(jobs, tokens, strict=True)]
@@ -144,12 +144,12 @@ async def test_each_result_has_its_own_tokens_and_a_stale_one_none(pool: Pool) -
     used = "select jobs, completion_tokens, wasted_tokens from loraq.usage_hourly"
     assert [tuple(row) for row in await pool.fetch(used)] == [(3, 5, 1)]
     effects = await rows(pool, "outbox")
-    assert await store.complete(completions) == {jobs[0].key, jobs[1].key, jobs[3].key}, "it is told that it was done"
+    assert await store.complete(completions) == {jobs[0].key, jobs[1].key, jobs[3].key}, "a repeat returns the same"
     assert [tuple(row) for row in await pool.fetch(used)] == [(3, 5, 1)]
     assert (await rows(pool, "outbox"), await rows(pool, "results")) == (effects, found)
 
 
-async def test_what_is_repeated_because_a_reply_was_lost_counts_once(pool: Pool) -> None:
+async def test_a_write_repeated_after_a_lost_reply_counts_once(pool: Pool) -> None:
     store, wanted = store_of(pool), [candidate(0), candidate(1)]
     jobs = [job_of(claimed, each) for claimed, each in zip(await store.accept(wanted), wanted, strict=True)]
     first, again = await store.start(jobs), await store.start(jobs)
@@ -159,7 +159,7 @@ async def test_what_is_repeated_because_a_reply_was_lost_counts_once(pool: Pool)
     assert [row["attempts"] for row in (await rows(pool, "jobs")).values()] == [0, 0]
 
 
-async def test_the_database_takes_no_second_effect_of_a_job(pool: Pool) -> None:
+async def test_the_database_rejects_a_second_effect_of_a_job(pool: Pool) -> None:
     statement = (
         "insert into loraq.outbox (event_id, kind, tenant, job_id, pool, type, body) select gen_random_uuid(), 'event',"
         " 'acme', $1, 'p', 'job.succeeded', '{}' on conflict do nothing"
@@ -173,7 +173,7 @@ async def _is(awaited: Awaitable[object], expected: object) -> bool:
 
 
 async def test_a_new_version_of_a_job_touches_no_index(pool: Pool) -> None:
-    """Its page has room, and no index mentions what changes."""
+    """Its page has room, and no index covers a column that changes."""
     store, wanted = store_of(pool), [candidate(offset) for offset in range(200)]
     async with pool.acquire() as connection:
         await connection.execute("select pg_stat_reset()")
@@ -204,5 +204,5 @@ async def test_a_new_version_of_a_job_touches_no_index(pool: Pool) -> None:
     assert options == "{fillfactor=50}"
 
 
-async def test_names_that_no_tenant_can_have_are_not_asked_for(pool: Pool) -> None:
+async def test_invalid_tenant_names_are_not_looked_up(pool: Pool) -> None:
     assert await store_of(pool).tenants({"a\x00b", "\ud800", "A", ""}) == {}

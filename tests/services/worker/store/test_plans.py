@@ -1,4 +1,4 @@
-"""Plans that no statistics spoil: a batch reads about as many rows as it has jobs, whatever the planner believes."""
+"""Query plans do not depend on statistics: a batch reads about as many rows as it has jobs."""
 
 import pytest
 
@@ -19,7 +19,7 @@ where schemaname = 'loraq' and relname ~ '^jobs_(\d|default)'
 
 @pytest.mark.parametrize("analyzed", ["empty", "ended"])
 async def test_a_batch_reads_about_as_many_rows_as_it_has_jobs(settings: Settings, analyzed: str) -> None:
-    """`empty`: a new day's partition. `ended`: when the planner last looked, no job was queued or running."""
+    """`empty`: a new day's partition. `ended`: at the last ANALYZE, no job was queued or running."""
     async with open_pool(settings.model_copy(update={"database_pool_size": 1}), fresh_plans=True) as pool:
         store = JobStore(pool, pool_name="default", worker="w", lease_s=30.0, max_attempts=3)
         if analyzed == "ended":
@@ -49,6 +49,6 @@ async def complete(store: JobStore, jobs: list[Job]) -> None:
 
 
 async def rows_read(pool: Pool) -> int:
-    """Rows of `jobs` that were fetched so far, by index or from end to end; what a session counts is told at once."""
+    """Rows of `jobs` fetched so far, by index or sequential scan; this session's counters are flushed first."""
     await pool.execute("select pg_stat_force_next_flush()")
     return int(await pool.fetchval(ROWS_READ))
