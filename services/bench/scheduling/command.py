@@ -4,12 +4,16 @@ import json
 import sys
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from engine import EngineConfig, EngineError
 from services.errors import ConfigError, InputError
 from services.process.settings import load_settings
+
+if TYPE_CHECKING:
+    from engine.files.model_config import ModelConfig
 
 MIB = 1024**2
 
@@ -28,6 +32,7 @@ class Options:
     new_tokens: int
     bound: tuple[int, ...]
     repeats: int
+    seed: int
     store: tuple[float, float] | None
     as_json: bool
 
@@ -50,6 +55,7 @@ class Options:
     help="Tokens of later arrivals that may go before a job; each is measured beside first come, first served.",
 )
 @click.option("--repeats", default=1, show_default=True, type=click.IntRange(1), help="Interleaved rounds.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the first round's queue.")
 @click.option(
     "--store",
     nargs=2,
@@ -78,19 +84,36 @@ def scheduling(**given: object) -> None:
             adapter_dirs(None, read_model_config(config.model_dir), options.adapters) as originals,
             copies(originals, options.adapters) as registry,
         ):
-            engine = open_engine(config, registry, throttle)
+            engine, reader = open_engine(config, registry, throttle)
+            ranks = [engine.adapters[str(number)].rank for number in range(options.adapters)]
+            seeds = range(options.seed, options.seed + options.repeats)
             try:
-                rounds = measure(engine, queue, policies, options.repeats, sys.stderr)
+                rounds = measure(engine, reader, queue, policies, seeds, sys.stderr)
             finally:
                 engine.close()
     except EngineError as error:
         raise InputError(str(error)) from error
     report = {
         **{each.name: getattr(options, each.name) for each in fields(options) if each.name not in ("model", "as_json")},
+        "model": _shape(engine.model_config),
+        "ranks": ranks,
         "rounds": [[asdict(served) for served in each] for each in rounds],
         "ratios": ratios(rounds),
     }
     click.echo(json.dumps(report) if options.as_json else _table(report["ratios"]))
+
+
+def _shape(model: "ModelConfig") -> dict[str, int | bool]:
+    """What the sizes of weights, keys, values and adapters follow from."""
+    return {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "q_size": model.q_size,
+        "kv_size": model.kv_size,
+        "vocab_size": model.vocab_size,
+        "tie_word_embeddings": model.tie_word_embeddings,
+    }
 
 
 def _table(ratios: dict[str, dict[str, float]]) -> str:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TextIO
 
 from engine import Engine, EngineConfig, Request, SamplingParams
+from engine.lora.reading import ThreadReader
 from schemas.common import Lane
 from services.bench.engine.adapters import zipf
 from services.bench.engine.run import prompt
+from services.bench.scheduling.recording import Recording, TimedReader, TurnLog
 from services.bench.scheduling.slow_store import SlowReader, Throttle
 from services.worker.queue.backlog import Backlog, Demand, EngineView, LaneRules, Waiting
 
@@ -59,6 +61,7 @@ class Served:
     passed_tokens: float
     wait_p50_s: float
     wait_p99_s: float
+    recording: Recording
 
 
 class _Reads:
@@ -68,23 +71,27 @@ class _Reads:
         self.num_bytes = 0
 
 
-def open_engine(config: EngineConfig, adapters: Sequence[Path], throttle: Throttle | None) -> Engine:
-    """An engine with all adapters registered, by number, and none in the pool."""
+def open_engine(
+    config: EngineConfig, adapters: Sequence[Path], throttle: Throttle | None
+) -> tuple[Engine, TimedReader]:
+    """An engine with all adapters registered, by number, and none in the pool; and the reader of their files."""
     reads = _Reads()
-    reader = None if throttle is None else SlowReader(throttle, lambda: reads.num_bytes)
+    reader = TimedReader(ThreadReader() if throttle is None else SlowReader(throttle, lambda: reads.num_bytes))
     engine = Engine(config, reader=reader)
     for number, path in enumerate(adapters):
         engine.admit_adapter(str(number), engine.check_adapter(path))
     reads.num_bytes = round(statistics.mean(info.num_bytes for info in engine.adapters.values()))
-    return engine
+    return engine, reader
 
 
-def serve(engine: Engine, queue: Queue, policy: Policy, seed: int) -> Served:
+def serve(engine: Engine, reader: TimedReader, queue: Queue, policy: Policy, seed: int) -> Served:
     """Serve the whole queue under one policy."""
     for name in engine.resident_adapters:
         engine.evict_adapter(name)
     engine.expect(())
-    desk = _Desk(engine, queue, policy, zipf(queue.jobs, len(engine.adapters), seed))
+    chosen = zipf(queue.jobs, len(engine.adapters), seed)
+    desk = _Desk(engine, queue, policy, chosen)
+    num_reads = len(reader.seconds)
     before, traffic, began = engine.stats, engine.adapter_traffic, time.perf_counter()
     desk.run()
     wall_s = time.perf_counter() - began
@@ -102,6 +109,7 @@ def serve(engine: Engine, queue: Queue, policy: Policy, seed: int) -> Served:
         passed_tokens=desk.most_passed,
         wait_p50_s=round(waits[len(waits) // 2], 3),
         wait_p99_s=round(waits[len(waits) * 99 // 100], 3),
+        recording=Recording(tuple(chosen), tuple(desk.log.turns), tuple(reader.seconds[num_reads:])),
     )
 
 
@@ -116,6 +124,7 @@ class _Desk:
             self._backlog.open(str(number))
         self._inside: dict[str, Waiting[int]] = {}
         self._capacity = engine.config.max_batch_size + max(1, engine.config.max_batch_size // SLACK)
+        self.log = TurnLog(engine)
         self._began = time.perf_counter()
         self._admitted: list[int] = []
         self.waits: list[float] = []
@@ -126,6 +135,7 @@ class _Desk:
             for output in self._engine.step():
                 assert output.error is None, output.error
                 self._backlog.correct(self._inside.pop(output.request_id), self._tokens)
+            self.log.end_turn()
 
     def _turns(self, arrivals: Iterator[int]) -> Iterator[None]:
         while True:
@@ -175,13 +185,18 @@ class _Desk:
 
 
 def measure(
-    engine: Engine, queue: Queue, policies: Sequence[Policy], repeats: int, progress: TextIO
+    engine: Engine,
+    reader: TimedReader,
+    queue: Queue,
+    policies: Sequence[Policy],
+    seeds: Sequence[int],
+    progress: TextIO,
 ) -> list[list[Served]]:
-    """`repeats` rounds in which each policy serves the same queue; the order of policies turns from round to round."""
+    """A round for each seed, in which each policy serves the same queue; the order of policies turns every round."""
     rounds = []
-    for number in range(repeats):
+    for number, seed in enumerate(seeds):
         order = [*policies[number % len(policies) :], *policies[: number % len(policies)]]
-        served = {policy.name: _told(serve(engine, queue, policy, number), progress) for policy in order}
+        served = {policy.name: _told(serve(engine, reader, queue, policy, seed), progress) for policy in order}
         rounds.append([served[policy.name] for policy in policies])
     return rounds
 

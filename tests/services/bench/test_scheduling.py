@@ -29,3 +29,12 @@ def test_every_bound_is_measured_beside_first_come(model: Path, store: tuple[str
         assert 0 < loose["passed_tokens"] <= 80
         assert loose["loads"] <= first_come["loads"]
     assert set(report["ratios"]) == {"bound 16", "bound 80"}
+    assert len(report["ranks"]) == 12
+    for served in report["rounds"][0]:
+        recording = served["recording"]
+        prefill, rows, _, _, load_bytes, seconds = map(sum, zip(*recording["turns"], strict=True))
+        assert (prefill, rows) == (40 * 4, 40 * 3)
+        assert load_bytes == pytest.approx(served["mb_loaded"] * 1e6, abs=1e5)
+        assert 0.5 * served["wall_s"] < seconds <= served["wall_s"] + 0.001
+        assert len(recording["read_s"]) == served["loads"]
+        assert len(recording["chosen"]) == 40
