@@ -12,12 +12,12 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 from aiokafka.helpers import create_ssl_context
 
 from schemas.common import Lane
 from services.errors import ConfigError, RetryableError
+from services.kafka.assignor import StickyLaneAssignor
 from services.kafka.errors import errors_translated as errors_translated
 from services.kafka.errors import starting as starting
 from services.kafka.errors import translated as translated
@@ -82,7 +82,8 @@ def job_consumer(settings: Settings, *, client_id: str = "loraq-worker", max_pol
     Polling raises if the group has no committed offset, or one that no longer exists, so that no reset goes unnoticed
     (`positions.py`).
 
-    The range assignor gives partition i of every lane to one member, so an adapter's jobs meet the same caches.
+    The assignor gives partition i of every lane to one member, so an adapter's jobs meet the same caches, and moves as
+    few partitions as possible when a member joins or leaves (`assignment.py`).
     """
     session_ms = round(settings.kafka_session_timeout_s * 1000)
     return AIOKafkaConsumer(
@@ -92,7 +93,7 @@ def job_consumer(settings: Settings, *, client_id: str = "loraq-worker", max_pol
         enable_auto_commit=False,
         auto_offset_reset="none",
         isolation_level="read_committed",
-        partition_assignment_strategy=(RangePartitionAssignor,),
+        partition_assignment_strategy=(StickyLaneAssignor(),),
         session_timeout_ms=session_ms,
         heartbeat_interval_ms=max(1, session_ms // 4),
         rebalance_timeout_ms=round(max(REBALANCE_TIMEOUT_S, settings.kafka_session_timeout_s) * 1000),
