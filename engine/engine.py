@@ -35,18 +35,21 @@ from engine.types import (
     AdapterTraffic,
     FinishReason,
     Output,
+    PreparedRequest,
     Request,
     RequestId,
     Sampled,
     StepStats,
 )
 
+DATA_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError)
+"""What a request's data can make Python code raise; kernels, devices and our own invariants raise others."""
 MAX_WAIT_S = 0.02
 """How long a step with nothing to compute waits for an adapter to load."""
 
 
 class Engine:
-    """One base model and its loaded adapters. Not thread-safe: only `check_adapter` may be called from other threads.
+    """One base model and its loaded adapters. Not thread-safe, but for `check_adapter` and `prepare`.
 
     Raises ModelError if the model's directory cannot be served, and ConfigurationError if memory is too small or the
     device is not available. `backend` overrides the backend of the configured device, `reader` the threads that read
@@ -256,16 +259,28 @@ class Engine:
             raise
         return ids
 
+    def prepare(self, request: Request) -> PreparedRequest:
+        """Check, render and tokenize a request for `add_prepared`.
+
+        Any thread may call this while another one runs steps: it reads only what never changes. Raises
+        InvalidRequestError or PromptTooLongError.
+        """
+        return self._inputs.prepare(request)
+
     def add(self, request: Request) -> str:
-        """Queue a request and return its id.
+        """Prepare and queue a request and return its id.
 
         Raises InvalidRequestError, UnknownAdapterError or PromptTooLongError; the engine is then unchanged.
         """
-        request_id = RequestId(request.request_id or f"request-{next(self._numbers)}")
+        return self.add_prepared(self.prepare(request))
+
+    def add_prepared(self, prepared: PreparedRequest) -> str:
+        """Queue a prepared request and return its id. Raises what `add` raises; the engine is then unchanged."""
+        request_id = RequestId(prepared.request.request_id or f"request-{next(self._numbers)}")
         if request_id in self._requests:
             raise InvalidRequestError(f"request_id {request_id!r} is already in the engine; ids must be unique")
-        sequence = self._inputs.to_sequence(request, request_id)
-        self._requests[request_id] = RequestState(sequence, self.tokenizer)
+        sequence = self._inputs.to_sequence(prepared, request_id)
+        self._requests[request_id] = RequestState(sequence, self.tokenizer, prepared.began_at)
         self._scheduler.add(sequence)
         return request_id
 
@@ -315,7 +330,31 @@ class Engine:
         return failed
 
     def _compute(self, slices: list[Slice]) -> list[Output]:
-        """Run one forward pass; returns the requests that its tokens finish."""
+        """Run one forward pass; returns the requests that its tokens finish.
+
+        If it raises what one request's data can make it raise, each request is computed alone, and one that raises so
+        again ends. If all of them do, the fault is not theirs, and it is raised.
+        """
+        try:
+            return self._forward(slices)
+        except DATA_ERRORS:
+            outputs, failed = self._forward_each(slices)
+            if len(failed) == len(slices) > 1:
+                raise
+        return outputs + [self._fail(part.sequence.request_id, error) for part, error in failed]
+
+    def _forward_each(self, slices: list[Slice]) -> tuple[list[Output], list[tuple[Slice, Exception]]]:
+        outputs: list[Output] = []
+        failed: list[tuple[Slice, Exception]] = []
+        for part in slices:
+            try:
+                outputs += self._forward([part])
+            except DATA_ERRORS as error:
+                failed.append((part, error))
+        return outputs, failed
+
+    def _forward(self, slices: list[Slice]) -> list[Output]:
+        """Nothing of a request has changed if this raises."""
         began = time.perf_counter()
         batch = build_batch(slices, self._adapter_of, self._adapters.tables)
         adapters = {part.sequence.adapter for part in slices if part.sequence.adapter is not None}
@@ -328,6 +367,11 @@ class Engine:
         states = [self._requests[sequence.request_id] for sequence in sampling]
         outputs = [self._advance(state, token) for state, token in zip(states, sampled, strict=True)]
         return [output for output in outputs if output is not None]
+
+    def _fail(self, request_id: RequestId, error: Exception) -> Output:
+        failure = EngineError(f"the request made a step fail: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return self._finish(self._requests[request_id], "stop", failure)
 
     def _count(self, slices: list[Slice], adapters: Set[AdapterName], seconds: float) -> None:
         decoded = sum(part.num_tokens == 1 for part in slices)
@@ -353,7 +397,10 @@ class Engine:
             adapter = state.sequence.adapter
             source = f"adapter {adapter!r}" if adapter else "the base model"
             return self._finish(state, "stop", EngineError(f"{source} computed NaN or infinite values for this prompt"))
-        reason = state.advance(sampled, self._eos_token_ids)
+        try:
+            reason = state.advance(sampled, self._eos_token_ids)
+        except DATA_ERRORS as error:
+            return self._fail(state.sequence.request_id, error)
         return None if reason is None else self._finish(state, reason)
 
     def _finish(self, state: RequestState, reason: FinishReason, error: EngineError | None = None) -> Output:

@@ -41,24 +41,45 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        _bounded("max_tokens", self.max_tokens, 1, math.inf)
-        _bounded("temperature", self.temperature, 0, 10)
-        _bounded("top_p", self.top_p, 0, 1, above=True)
-        _bounded("top_k", self.top_k, 0, math.inf)
-        _bounded("min_p", self.min_p, 0, 1)
-        _bounded("presence_penalty", self.presence_penalty, -2, 2)
-        _bounded("frequency_penalty", self.frequency_penalty, -2, 2)
-        _bounded("repetition_penalty", self.repetition_penalty, 0, 10, above=True)
+        _check_integer("max_tokens", self.max_tokens, 1, math.inf)
+        _check_number("temperature", self.temperature, 0, 10)
+        _check_number("top_p", self.top_p, 0, 1, above=True)
+        _check_integer("top_k", self.top_k, 0, math.inf)
+        _check_number("min_p", self.min_p, 0, 1)
+        _check_number("presence_penalty", self.presence_penalty, -2, 2)
+        _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
+        _check_number("repetition_penalty", self.repetition_penalty, 0, 10, above=True)
         if self.seed is not None:
-            _bounded("seed", self.seed, 0, 2**63 - 1)
+            _check_integer("seed", self.seed, 0, 2**63 - 1)
         if self.logprobs is not None:
-            _bounded("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
+            _check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidRequestError(
+                f"sampling.ignore_eos must be true or false, not {type(self.ignore_eos).__name__}"
+            )
+        if not isinstance(self.stop, tuple | list) or not all(isinstance(text, str) and text for text in self.stop):
             raise InvalidRequestError("sampling.stop must be a tuple of non-empty strings")
-        _bounded("number of stop strings", len(self.stop), 0, MAX_STOP_STRINGS)
+        _check_range("number of stop strings", len(self.stop), 0, MAX_STOP_STRINGS)
 
 
-def _bounded(name: str, value: float, low: float, high: float, *, above: bool = False) -> None:
+def is_integer(value: object) -> bool:
+    """Whether a value is an int; True and False are not meant."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_integer(name: str, value: object, low: float, high: float) -> None:
+    if not is_integer(value):
+        raise InvalidRequestError(f"sampling.{name} must be a whole number, not {type(value).__name__}")
+    _check_range(name, value, low, high)  # type: ignore[arg-type]  # an int by now
+
+
+def _check_number(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
+    if not is_integer(value) and not isinstance(value, float):
+        raise InvalidRequestError(f"sampling.{name} must be a number, not {type(value).__name__}")
+    _check_range(name, value, low, high, above=above)  # type: ignore[arg-type]  # an int or a float by now
+
+
+def _check_range(name: str, value: float, low: float, high: float, *, above: bool = False) -> None:
     if not (low < value <= high if above else low <= value <= high):
         bound = "above" if above else "at least"
         raise InvalidRequestError(f"sampling.{name} is {value}; it must be {bound} {low} and at most {high}")
@@ -68,9 +89,11 @@ def _bounded(name: str, value: float, low: float, high: float, *, above: bool = 
 class Request:
     """One prompt to complete. Exactly one of `prompt_token_ids`, `prompt` and `messages` is given.
 
-    `messages` are rendered with the base model's chat template. `adapter` is the name of a loaded adapter, or None for
-    the base model. Without a `request_id` the engine generates one. If the batch is full, a request takes the place of
-    the running one whose id is `displaces`; that one goes on later, and gives way at most once.
+    `messages` are rendered with the base model's chat template; the text of a control token, such as `<|im_end|>`, is
+    plain text in them. In `prompt` it is that token, unless `allow_special_tokens` is false. `adapter` is the name of a
+    loaded adapter, or None for the base model. Without a `request_id` the engine generates one. If the batch is full, a
+    request takes the place of the running one whose id is `displaces`; that one goes on later, and gives way at most
+    once.
     """
 
     request_id: str | None = None
@@ -81,6 +104,19 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     tenant: str = ""
     displaces: str | None = None
+    allow_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request that `Engine.prepare` has checked, rendered and tokenized.
+
+    `request` is the request without its prompt, `began_at` when its preparation began, monotonic seconds.
+    """
+
+    request: Request
+    prompt_ids: tuple[int, ...]
+    began_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +134,8 @@ class Output:
 
     `token_ids` are all generated tokens; `text` omits special tokens and ends before a stop string.
     `logprobs[i]` maps token ids to natural-log probabilities: generated token i and the n most likely, from raw logits.
-    `first_token_s` is the time from `add` to the first token, in seconds. If `error` is set, the request failed and the
-    other fields hold its state at that point.
+    `first_token_s` is the time from `add` or `prepare` to the first token, in seconds. If `error` is set, the request
+    failed and the other fields hold its state at that point.
     """
 
     request_id: str

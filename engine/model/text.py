@@ -30,8 +30,22 @@ class _ByteLevel:
         return "" if token is None else self._decoder.decode(byte_level_bytes(token))
 
     def close(self) -> str:
-        """Nothing: an incomplete character is no text."""
-        return ""
+        """Held-back bytes that no others can complete; an incomplete character is no text."""
+        pending, _ = self._decoder.getstate()
+        return "" if _is_incomplete(pending) else pending.decode("utf-8", "replace")
+
+
+def _is_incomplete(data: bytes) -> bool:
+    """Whether bytes that a decoder holds back can become a character: one half of a surrogate pair cannot."""
+    return len(data) < 2 or any(_is_utf_8(data + b"\x80" * more) for more in (1, 2))
+
+
+def _is_utf_8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class _InContext:

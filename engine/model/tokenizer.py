@@ -36,10 +36,11 @@ class Tokenizer:
         self._tokenizer = _load(model_dir / "tokenizer.json")
         self.counts = TokenCounts(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
-        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._special_texts = tuple(token.content for token in added.values() if token.special)
         self._control = ControlTokens([token.content for token in added.values()])
         self._separator_id = self._add_separator()
+        special_ids = [token_id for token_id, token in added.items() if token.special]
+        self._special_ids = frozenset([*special_ids, self._separator_id])
         self._matches_normalized = any(token.normalized and not token.content.isspace() for token in added.values())
         settings = _read_settings(model_dir / "tokenizer_config.json")
         names = {name: _token_text(settings.get(name)) for name in SPECIAL_TOKEN_FIELDS}

@@ -11,12 +11,12 @@ from engine.types import FinishReason, Output, Sampled, Usage
 
 
 class RequestState:
-    """An unfinished request: its sequence, text and log-probabilities. Time to first token counts from construction."""
+    """An unfinished request: its sequence, text and log-probabilities. `began_at` is when it began."""
 
-    def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
+    def __init__(self, sequence: Sequence, tokenizer: Tokenizer, began_at: float) -> None:
         self.sequence = sequence
         self._text = TextStream(tokenizer, sequence.prompt_ids, sequence.sampling.stop)
-        self._added_at = time.monotonic()
+        self._began_at = began_at
         self._first_token_s: float | None = None
         self._logprobs: list[dict[int, float]] | None = None if sequence.sampling.logprobs is None else []
 
@@ -25,7 +25,7 @@ class RequestState:
         sequence = self.sequence
         sequence.output_ids.append(sampled.token_id)
         if self._first_token_s is None:
-            self._first_token_s = time.monotonic() - self._added_at
+            self._first_token_s = time.monotonic() - self._began_at
         if self._logprobs is not None and sampled.logprobs is not None:
             self._logprobs.append(sampled.logprobs)
         if self._text.push(sampled.token_id):

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from engine.model.tokenizer import Tokenizer
 from engine.model.vocabulary import COMPOSING, TokenCounts, byte_level_bytes
+from engine.scheduling.input_processor import SURE_SHARE
 from tests.builders import write_tokenizer
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -137,6 +138,21 @@ def test_a_text_has_as_many_tokens_as_its_beginning(
             assert len(beginning) <= len(whole) + 1
             if "<" not in text:
                 assert whole[: len(beginning)] == beginning
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.text("a1 \n漢-b", min_size=1, max_size=4), min_size=1, max_size=4),
+    st.integers(50, 150),
+    st.floats(0.2, 0.9),
+)
+def test_elsewhere_a_cut_changes_few_tokens(
+    bounded: list[tuple[RustTokenizer, TokenCounts]], parts: list[str], repeats: int, share: float
+) -> None:
+    text = "".join(part * repeats for part in parts)
+    for tokenizer, _ in bounded:
+        beginning = tokenizer.encode(text[: int(share * len(text))]).ids
+        assert int(SURE_SHARE * len(beginning)) <= len(tokenizer.encode(text).ids)
 
 
 def test_ordinary_text_is_cut_between_words(smol: RustTokenizer) -> None:
