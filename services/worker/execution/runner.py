@@ -133,8 +133,8 @@ class Runner:
             for job in jobs:
                 self._adapters.acquire(job)
             self.suspects.add([job for job in jobs if job.trial])
-            if neighbours := [job for job in jobs if not job.trial]:
-                return neighbours
+            if others := [job for job in jobs if not job.trial]:
+                return others
         self._on_trial = bool(self.suspects) and not self._running
         return self.suspects.next_trial() if self._on_trial else []
 
