@@ -25,6 +25,9 @@ WEIGHTS = {Lane.INTERACTIVE: 16.0, Lane.STANDARD: 4.0, Lane.BATCH: 1.0}
 PREFIX_SCAN = 8
 """Jobs of a group, oldest first, that are looked at for a prefix which is in the batch."""
 
+DEADLINE_SCAN = 8
+"""Urgent jobs, the earliest deadline first, that are looked at for one that may go."""
+
 JobT = TypeVar("JobT")
 
 
@@ -159,16 +162,24 @@ class _LaneQueue(Generic[JobT]):
                 return choice
 
     def _urgent(self, is_open: Collection[str], allows: Allows, now: float) -> Waiting[JobT] | None:
-        while self.deadlines:
+        """The job within reach of its deadline that has the earliest one and may go."""
+        later: list[tuple[float, int, str, str]] = []
+        found: Waiting[JobT] | None = None
+        while self.deadlines and found is None and len(later) < DEADLINE_SCAN:
             deadline, order, tenant, group = self.deadlines[0]
-            waiting = next(iter(self.queues[tenant].groups.get(group, ())), None) if tenant in self.queues else None
-            if waiting is None or waiting.order > order:
-                heapq.heappop(self.deadlines)
-            elif deadline - now > self.rules.urgent_s or waiting.order != order or group not in is_open:
-                return None
-            else:
-                return waiting if self._may(tenant, waiting, is_open, allows) else None
-        return None
+            if deadline - now > self.rules.urgent_s:
+                break
+            entry = heapq.heappop(self.deadlines)
+            group_jobs = self.queues[tenant].groups.get(group, ()) if tenant in self.queues else ()
+            waiting = next((each for each in group_jobs if each.order == order), None)
+            if waiting is None:
+                continue  # it is gone
+            later.append(entry)
+            if group in is_open and self._may(tenant, waiting, is_open, allows):
+                found = waiting
+        for entry in later:
+            heapq.heappush(self.deadlines, entry)
+        return found
 
     def _of_groups(
         self, groups: Iterable[str], view: EngineView, is_open: Collection[str], allows: Allows
@@ -278,6 +289,7 @@ class Backlog(Generic[JobT]):
         """These rules hold from now on."""
         for lane, each in rules.items():
             self._lanes[lane].follow(each)
+            self._lanes[lane].shares.forget_full()
 
     def add(self, job: JobT, demand: Demand, now: float) -> None:
         """Queue a job behind those of its lane, tenant and group; `now` in seconds on any steady clock."""

@@ -204,6 +204,14 @@ def test_a_deadline_within_reach_goes_first_and_a_far_one_does_not() -> None:
     assert pop(backlog, 3, now=10.0) == ["near", "early", "far"]
 
 
+def test_an_urgent_job_passes_those_of_its_own_adapter_and_one_that_cannot_go_blocks_no_other() -> None:
+    backlog = Backlog[str](10, affine(100, urgent_s=2.0))
+    add(backlog, "closed", STANDARD, "cold", 0.0, tenant="globex", deadline=9.0)
+    add(backlog, "early", STANDARD, BASE_GROUP, 0.0)
+    add(backlog, "urgent", STANDARD, BASE_GROUP, 0.0, deadline=10.0)
+    assert pop(backlog, 3, now=9.0) == ["urgent", "early"]
+
+
 def test_a_prefix_that_is_in_the_batch_goes_first_among_its_group() -> None:
     backlog = Backlog[str](10, affine(100))
     add(backlog, "other", STANDARD, BASE_GROUP, 0.0)
