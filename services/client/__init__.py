@@ -1,1 +1,1 @@
-"""What a producing program needs and nothing else: no torch, no database driver, no worker."""
+"""The client library for producers: needs no torch, no database driver and no worker."""

@@ -1,4 +1,4 @@
-"""Fresh identifiers that sort by time, and the times that identifiers and records tell."""
+"""New identifiers that sort by time, and the times in identifiers and records."""
 
 import os
 import time
@@ -9,10 +9,10 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FIRST, LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
-def moment_of(milliseconds: int) -> datetime:
-    """The moment so long after 1970 began; for one outside the years 1 to 9999 the nearest in them.
+def datetime_of(milliseconds: int) -> datetime:
+    """The datetime of a Unix time in milliseconds, clamped to the years 1 to 9999.
 
-    Whoever makes an id or a record may write any time into it.
+    Ids and records come from producers and may contain any time.
     """
     try:
         return EPOCH + timedelta(milliseconds=milliseconds)

@@ -1,4 +1,4 @@
-"""The Python client that produces jobs. Any other Kafka client can do the same: see docs/reference.
+"""The Python producer of jobs. Any other Kafka client can do the same: see docs/clients.md.
 
 async with JobProducer.from_settings(settings) as producer:
     receipt = await producer.send(JobRequest(tenant="acme", adapter="support-tone", prompt="…"))
@@ -31,7 +31,7 @@ MAX_IN_FLIGHT = 1000
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Where the broker put a job, or the cancellation of one: from here on it is not lost."""
+    """Where the broker stored the record of a job or a cancellation: from here on it is not lost."""
 
     job_id: UUID
     topic: str
@@ -40,14 +40,14 @@ class Receipt:
 
 
 def record_key(request: JobRequest) -> bytes | None:
-    """`tenant/adapter` without version, so that an adapter's jobs meet one worker; None for the base model."""
+    """`tenant/adapter` without version, so that one worker gets an adapter's jobs; None for the base model."""
     if request.adapter is None:
         return None
     return f"{request.tenant}/{request.adapter.split('@')[0]}".encode()
 
 
 class JobProducer:
-    """Validates, keys, partitions (murmur2), signs where it has a key, and waits for the broker's acknowledgement."""
+    """Validates and sends jobs: sets key and partition (murmur2), signs with a producer key, waits for the broker."""
 
     def __init__(self, settings: Settings, client: Any, producer_key: str | None = None) -> None:
         self._settings = settings
@@ -57,9 +57,9 @@ class JobProducer:
     @classmethod
     @asynccontextmanager
     async def from_settings(cls, settings: Settings, producer_key: str | None = None) -> AsyncIterator["JobProducer"]:
-        """A connected producer; raises RetryableError or ConfigError when no broker can be used.
+        """A connected producer; raises RetryableError or ConfigError if it cannot connect.
 
-        With a producer key (LORAQ_PRODUCER_KEY unless one is given) every job is signed, so all must be that tenant's.
+        With a producer key (default: LORAQ_PRODUCER_KEY) every job is signed, so all must belong to that tenant.
         """
         client = kafka.producer(settings, client_id="loraq-producer")
         key = settings.producer_key
@@ -73,12 +73,11 @@ class JobProducer:
     async def send(
         self, request: JobRequest, lane: Lane = Lane.STANDARD, headers: Sequence[tuple[str, bytes]] = ()
     ) -> Receipt:
-        """Produce one job; a request without job_id gets one, `headers` stand before those of loraq.
+        """Produce one job and return once every in-sync replica has it.
 
-        Returns once every in-sync replica has it.
-
-        Raises InputError if the record is too large, RetryableError if the broker did not take it. The job may then
-        have been taken all the same: send it again under the same job_id.
+        A request without job_id gets one; `headers` come before loraq's own. Raises InputError if the record is too
+        large, and RetryableError without an acknowledgement: the broker may have stored the job nevertheless, so
+        send it again under the same job_id.
         """
         request = with_job_id(request)
         topic = self._settings.jobs_topic(lane)
@@ -90,18 +89,17 @@ class JobProducer:
             return await self._send(topic, record_key(request), value, request.job_id, headers)
 
     async def cancel(self, tenant: str, job_id: UUID | str) -> Receipt:
-        """Ask for a job to be cancelled, be it running, waiting or not even seen yet; one that ends first stays ended.
+        """Cancel a job, whether it is running, waiting or not yet consumed; a job that ends first keeps its outcome.
 
-        Returns once every in-sync replica has the record; raises InputError if `tenant` is no name of one or `job_id`
-        no UUID, RetryableError if the broker did not take it.
+        Returns once every in-sync replica has the cancellation. Raises InputError if `tenant` cannot be a tenant's
+        name or `job_id` is not a UUID, and RetryableError without an acknowledgement.
         """
         try:
-            asked = Cancellation.model_validate_json(json.dumps({"tenant": tenant, "job_id": str(job_id)}))
+            cancellation = Cancellation.model_validate_json(json.dumps({"tenant": tenant, "job_id": str(job_id)}))
         except ValidationError as error:
             raise InputError(sentence_of(error)) from error
-        return await self._send(
-            self._settings.control_topic, tenant.encode(), asked.model_dump_json().encode(), asked.job_id
-        )
+        value = cancellation.model_dump_json().encode()
+        return await self._send(self._settings.control_topic, tenant.encode(), value, cancellation.job_id)
 
     async def _send(
         self, topic: str, key: bytes | None, value: bytes, job_id: UUID, headers: Sequence[tuple[str, bytes]] = ()
@@ -113,11 +111,11 @@ class JobProducer:
         return Receipt(job_id, sent.topic, sent.partition, sent.offset)
 
     async def send_all(self, requests: Sequence[JobRequest], lane: Lane = Lane.STANDARD) -> list[Receipt]:
-        """Produce many jobs, many at a time; receipts come in the order of the requests."""
+        """Produce many jobs, at most MAX_IN_FLIGHT at a time; receipts are in the order of the requests."""
         receipts: list[Receipt] = []
         for start in range(0, len(requests), MAX_IN_FLIGHT):
-            part = requests[start : start + MAX_IN_FLIGHT]
-            receipts += await asyncio.gather(*(self.send(request, lane) for request in part))
+            batch = requests[start : start + MAX_IN_FLIGHT]
+            receipts += await asyncio.gather(*(self.send(request, lane) for request in batch))
         return receipts
 
     def _headers(self, value: bytes) -> list[tuple[str, bytes]]:
@@ -130,7 +128,7 @@ class JobProducer:
 
 
 def with_job_id(request: JobRequest) -> JobRequest:
-    """The request itself, or with a fresh UUIDv7 if it has no job_id."""
+    """The request itself, or a copy with a new UUIDv7 if it has no job_id."""
     return request if request.job_id is not None else request.model_copy(update={"job_id": uuid7()})
 
 

@@ -1,1 +1,1 @@
-"""The operator's side of the dead-letter topic: look at what lies there, mend it, and send it back."""
+"""`loraq dlq`: lists and shows dead letters, and replays them, edited if necessary."""

@@ -10,108 +10,108 @@ import click
 
 from schemas.common import Lane
 from services.cli.output import json_option, print_fields, print_json, print_rows, visible
-from services.dlq.dead_letters import Letter, LetterPlace
+from services.dlq.dead_letters import DeadLetter, DeadLetterPosition
 from services.dlq.edits import Edit
-from services.dlq.filters import Choice
-from services.dlq.options import assignment, choice_of, filters, place
+from services.dlq.filters import DeadLetterFilter
+from services.dlq.options import assignment, filter_of, filters, position
 from services.errors import InputError
 from services.process.settings import Settings, load_settings
 
 REPORT_COLUMNS = {"letter": "letter", "outcome": "outcome", "to": "to", "reason": "why"}
 OUTCOMES = {
-    "replayed": "sent back",
-    "would_replay": "would be sent back",
-    "already_replayed": "sent back before",
+    "replayed": "replayed",
+    "would_replay": "would be replayed",
+    "already_replayed": "already replayed",
     "refused": "refused",
 }
 
 
 @click.group()
 def dlq() -> None:
-    """Look at the dead-letter topic, and send records back where they came from.
+    """List, show and replay dead letters.
 
-    The dead-letter topic holds records that no job could be made of, as they came. Looking takes no part in any
-    consumer group and moves no offset.
+    The dead-letter topic holds records that could not become jobs, unchanged. Reading it does not use a consumer group
+    and commits no offsets.
     """
 
 
 @dlq.command("list")
 @filters
-@click.option("--limit", type=click.IntRange(1, 100_000), default=20, show_default=True, help="Newest so many.")
+@click.option("--limit", type=click.IntRange(1, 100_000), default=20, show_default=True, help="Maximum number.")
 @json_option
 def list_(limit: int, as_json: bool, **options: Any) -> None:
-    """List dead letters, newest first, and count them by error code. With --json each line holds the whole record."""
-    from services.dlq.listing import COLUMNS, fields, marks_if_there, newest, table_row
+    """List dead letters, newest first, and count them by error code. With --json, each line holds the whole record."""
+    from services.dlq.listing import COLUMNS, fields, marks_if_available, newest, table_row
 
-    settings, choice = load_settings(), choice_of(**options)
+    settings, matching = load_settings(), filter_of(**options)
 
     async def read() -> Any:
-        letters, counts = await newest(settings, choice, limit)
-        return letters, counts, await marks_if_there(settings, letters)
+        letters, counts = await newest(settings, matching, limit)
+        return letters, counts, await marks_if_available(settings, letters)
 
     letters, counts, marks = asyncio.run(read())
     if as_json:
         for letter in letters:
-            print_json(fields(letter, marks.get(letter.place)))
+            print_json(fields(letter, marks.get(letter.position)))
     else:
-        rows = [table_row(letter, marks.get(letter.place)) for letter in letters]
-        print_rows(rows, COLUMNS, f"No such dead letter in {settings.dead_topic}.")
+        rows = [table_row(letter, marks.get(letter.position)) for letter in letters]
+        print_rows(rows, COLUMNS, f"No matching dead letters in {settings.dead_topic}.")
     if letters:
         click.echo(_summary(counts, len(letters)), err=True)
 
 
 def _summary(counts: Counter[str], shown: int) -> str:
     kinds = ", ".join(f"{count} {visible(code)}" for code, count in counts.most_common())
-    rest = f"; the newest {shown} are shown (--limit)" if counts.total() > shown else ""
+    rest = f"; only the newest {shown} are shown (--limit)" if counts.total() > shown else ""
     return f"{counts.total()} dead letters: {kinds}{rest}."
 
 
 @dlq.command()
-@click.argument("letter", type=place, metavar="LETTER")
+@click.argument("letter", type=position, metavar="LETTER")
 @json_option
-def show(letter: LetterPlace, as_json: bool) -> None:
-    """Show everything about one dead letter, its value and headers included. LETTER is PARTITION:OFFSET."""
-    from services.dlq.listing import fields, marks_if_there, newest
+def show(letter: DeadLetterPosition, as_json: bool) -> None:
+    """Show one dead letter with its value and headers. LETTER is PARTITION:OFFSET."""
+    from services.dlq.listing import fields, marks_if_available, newest
 
     settings = load_settings()
 
-    async def read() -> tuple[Letter, Any]:
-        letters, _ = await newest(settings, Choice(places=frozenset([letter])), 1)
+    async def read() -> tuple[DeadLetter, Any]:
+        letters, _ = await newest(settings, DeadLetterFilter(positions=frozenset([letter])), 1)
         if not letters:
-            raise InputError(f"there is no dead letter {letter} in {settings.dead_topic}; see `loraq dlq list`")
-        return letters[0], (await marks_if_there(settings, letters)).get(letter)
+            raise InputError(f"no such dead letter in {settings.dead_topic}: {letter}; see `loraq dlq list`")
+        return letters[0], (await marks_if_available(settings, letters)).get(letter)
 
-    everything = fields(*asyncio.run(read()))
+    shown = fields(*asyncio.run(read()))
     if as_json:
-        print_json(everything)
+        print_json(shown)
     else:
-        print_fields(everything)
+        print_fields(shown)
 
 
 @dlq.command()
 @filters
-@click.option("--all", "everything", is_flag=True, help="Every dead letter, where no other option chooses.")
-@click.option("--lane", type=click.Choice([str(lane) for lane in Lane]), help="To this lane, not where it came from.")
+@click.option("--all", "everything", is_flag=True, help="All dead letters.")
+@click.option("--lane", type=click.Choice([str(lane) for lane in Lane]), help="Send to this lane [default: the same].")
 @click.option(
     "--set",
     "sets",
     type=assignment,
     metavar="FIELD=VALUE",
     multiple=True,
-    help="Set a field of the request; may be given again.",
+    help="Set a field of the request; repeatable.",
 )
-@click.option("--unset", "unsets", metavar="FIELD", multiple=True, help="Remove a field; may be given again.")
+@click.option("--unset", "unsets", metavar="FIELD", multiple=True, help="Remove a field; repeatable.")
 @click.option(
     "--edit",
     "file",
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    help="File with the value to send instead, for one letter.",
+    help="File with a new value, for one dead letter.",
 )
-@click.option("--sign", is_flag=True, help="Sign what is edited in its tenant's name; you vouch for it.")
-@click.option("--force", is_flag=True, help="Also what would be put aside again, or is no valid request.")
-@click.option("--again", is_flag=True, help="Also what was sent back before.")
-@click.option("--limit", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="At most so many.")
-@click.option("--dry-run", is_flag=True, help="Say what would be sent where; send nothing.")
+@click.option("--sign", is_flag=True, help="Sign edited records with the tenant's producer key: you vouch for them.")
+@click.option("--force", is_flag=True, help="Include records that are invalid or would be dead-lettered again.")
+@click.option("--again", is_flag=True, help="Include dead letters that were replayed before.")
+@click.option("--limit", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Maximum number.")
+@click.option("--dry-run", is_flag=True, help="Show what would be sent where; send nothing.")
 @json_option
 def replay(
     everything: bool,
@@ -127,39 +127,37 @@ def replay(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Send dead letters back to the topic that they came from, byte for byte, with their key and headers.
+    """Send dead letters back to their source topic, unchanged with key and headers.
 
-    What was sent back before is left alone. Exit status 1 if a letter was refused.
+    Dead letters that were replayed before are skipped. Exit status 1 if one was refused.
     """
-    from services.dlq.replay import Wish
+    from services.dlq.replay import ReplayRequest
 
-    choice = choice_of(**options)
-    if choice.is_everything and not everything:
-        raise click.UsageError("Say which letters (--letter, --code, --tenant, …), or --all.")
+    matching = filter_of(**options)
+    if matching.matches_all and not everything:
+        raise click.UsageError("Select dead letters with --letter, --code, --tenant and so on, or give --all.")
     if file is not None and (sets or unsets):
-        raise click.UsageError("--edit gives the whole value: it goes neither with --set nor with --unset.")
+        raise click.UsageError("--edit replaces the whole value; it cannot be combined with --set or --unset.")
     edit = Edit(file.read_bytes() if file else None, tuple(sets), tuple(unsets))
-    wish = Wish(choice, edit, Lane(lane) if lane else None, limit, force, sign, again, dry_run)
+    request = ReplayRequest(matching, edit, Lane(lane) if lane else None, limit, force, sign, again, dry_run)
     settings = load_settings()
-    counts = asyncio.run(_replay(settings, wish, as_json=as_json))
-    click.echo(
-        ", ".join(f"{counts[key]} {OUTCOMES[key]}" for key in OUTCOMES if counts[key]) or "No such dead letter.",
-        err=True,
-    )
-    if choice.places and not counts:
-        raise InputError(f"none of the letters named is in {settings.dead_topic}; see `loraq dlq list`")
+    counts = asyncio.run(_replay(settings, request, as_json=as_json))
+    summary = ", ".join(f"{counts[key]} {OUTCOMES[key]}" for key in OUTCOMES if counts[key])
+    click.echo(summary or "No matching dead letters.", err=True)
+    if matching.positions and not counts:
+        raise InputError(f"no such dead letters in {settings.dead_topic}; see `loraq dlq list`")
     if counts["refused"]:
-        raise InputError(f"{counts['refused']} of {counts.total()} dead letters were not sent back")
+        raise InputError(f"{counts['refused']} of {counts.total()} dead letters were not replayed")
 
 
-async def _replay(settings: Settings, wish: Any, *, as_json: bool) -> Counter[str]:
+async def _replay(settings: Settings, request: Any, *, as_json: bool) -> Counter[str]:
     from services.dlq.replay import replay as run
 
     counts: Counter[str] = Counter()
-    async for reports in run(settings, wish):
+    async for reports in run(settings, request):
         counts.update(report.outcome for report in reports)
         rows = [
-            {"letter": str(each.letter.place), "outcome": each.outcome, "to": each.to, "reason": each.reason}
+            {"letter": str(each.letter.position), "outcome": each.outcome, "to": each.to, "reason": each.reason}
             for each in reports
         ]
         if as_json:

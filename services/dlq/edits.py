@@ -1,4 +1,4 @@
-"""What is changed in a dead letter's value before it is sent back. Pure."""
+"""Edits of a dead letter's value before its replay. Pure."""
 
 import json
 from dataclasses import dataclass
@@ -14,28 +14,27 @@ from services.parsing.validation import sentence_of
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Another value altogether, or fields that are set and removed; a path is names joined by dots."""
+    """A new value, or fields to set and remove; a path is names joined by dots."""
 
     value: bytes | None = None
     sets: tuple[tuple[str, Any], ...] = ()
     unsets: tuple[str, ...] = ()
 
     @property
-    def changes(self) -> bool:
-        """Whether there is anything to change."""
-        return self != Edit()
+    def is_empty(self) -> bool:
+        """Whether it changes nothing."""
+        return self == Edit()
 
     def applied(self, value: bytes | None) -> bytes:
-        """The value to send; raises InputError where the old one is no JSON object, so that no field can be set, or
-        where the new one would be nested too deeply."""
+        """The edited value; raises InputError for fields of a value that is not a JSON object, or nested too deeply."""
         if self.value is not None:
             return self.value
         try:
             fields = from_json(value or b"")
         except ValueError as error:
-            raise InputError(f"fields cannot be edited, its value is not JSON ({error}); give all of it") from error
+            raise InputError(f"its value is not JSON ({error}), so fields cannot be edited; use --edit") from error
         if not isinstance(fields, dict):
-            raise InputError("fields cannot be edited, its value is no JSON object; give all of it")
+            raise InputError("its value is not a JSON object, so fields cannot be edited; use --edit")
         for path in self.unsets:
             _unset(fields, path)
         for path, content in self.sets:
@@ -43,11 +42,11 @@ class Edit:
         try:
             return json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
         except RecursionError as error:
-            raise InputError("fields cannot be edited like this: its value would be nested too deeply") from error
+            raise InputError("the edited value would be nested too deeply") from error
 
 
 def why_invalid(value: bytes | None) -> str | None:
-    """What is wrong with a value as a job request by this version of loraq; None if nothing is."""
+    """Why a value is not a valid job request in this version of loraq; None if it is."""
     if value is None:
         return "it has no value"
     try:
@@ -72,5 +71,5 @@ def _set(fields: dict[str, Any], path: str, content: Any) -> None:
     for parent in parents:
         inner = inner.setdefault(parent, {})
         if not isinstance(inner, dict):
-            raise InputError(f"field {path!r} cannot be set: {parent!r} is no object")
+            raise InputError(f"field {path!r} cannot be set: {parent!r} is not an object")
     inner[name] = content

@@ -1,16 +1,16 @@
-"""Which dead letters a person means. Pure."""
+"""Which dead letters a command selects. Pure."""
 
 from dataclasses import dataclass
 from datetime import datetime
 
-from services.dlq.dead_letters import Letter, LetterPlace
+from services.dlq.dead_letters import DeadLetter, DeadLetterPosition
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """All conditions must hold; one that is None or empty holds always. Times are when a letter was put aside."""
+class DeadLetterFilter:
+    """Conditions that all must hold; None or empty matches everything. Times are those of dead-lettering."""
 
-    places: frozenset[LetterPlace] = frozenset()
+    positions: frozenset[DeadLetterPosition] = frozenset()
     codes: frozenset[str] = frozenset()
     tenant: str | None = None
     adapter: str | None = None
@@ -23,29 +23,29 @@ class Choice:
     until: datetime | None = None
 
     @property
-    def is_everything(self) -> bool:
-        """Whether nothing was asked for in particular."""
-        return self == Choice()
+    def matches_all(self) -> bool:
+        """Whether no condition is set."""
+        return self == DeadLetterFilter()
 
     @property
     def partitions(self) -> frozenset[int] | None:
-        """The only partitions of the dead-letter topic that need reading; None for all."""
-        return frozenset(place.partition for place in self.places) or None
+        """The partitions of the dead-letter topic to read; None for all."""
+        return frozenset(position.partition for position in self.positions) or None
 
-    def takes(self, letter: Letter) -> bool:
-        """Whether the letter is meant."""
+    def matches(self, letter: DeadLetter) -> bool:
+        """Whether the dead letter meets all conditions."""
         return (
-            (not self.places or letter.place in self.places)
+            (not self.positions or letter.position in self.positions)
             and (not self.codes or letter.code in self.codes)
             and (self.tenant is None or letter.tenant == self.tenant)
-            and (self.adapter is None or _names(letter.adapter, self.adapter))
+            and (self.adapter is None or _adapter_matches(letter.adapter, self.adapter))
             and (self.message is None or self.message.lower() in letter.message.lower())
-            and (self.since is None or letter.put_aside_at >= self.since)
-            and (self.until is None or letter.put_aside_at < self.until)
-            and self._takes_source(letter)
+            and (self.since is None or letter.dead_lettered_at >= self.since)
+            and (self.until is None or letter.dead_lettered_at < self.until)
+            and self._matches_source(letter)
         )
 
-    def _takes_source(self, letter: Letter) -> bool:
+    def _matches_source(self, letter: DeadLetter) -> bool:
         wanted = (self.source_topic, self.source_partition, self.from_offset, self.to_offset)
         if all(each is None for each in wanted):
             return True
@@ -59,6 +59,6 @@ class Choice:
         )
 
 
-def _names(adapter: str | None, wanted: str) -> bool:
-    """A name without a version means all of them."""
+def _adapter_matches(adapter: str | None, wanted: str) -> bool:
+    """A name without a version matches all versions."""
     return adapter is not None and wanted in (adapter, adapter.split("@")[0])

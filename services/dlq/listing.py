@@ -1,4 +1,4 @@
-"""What `loraq dlq list` and `show` tell: the newest letters that were chosen, and how many there are of each kind."""
+"""`loraq dlq list` and `show`: reads the newest matching dead letters and counts all by error code."""
 
 import base64
 import heapq
@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from services.dlq.dead_letters import Letter, LetterPlace, letter_of
-from services.dlq.filters import Choice
+from services.dlq.dead_letters import DeadLetter, DeadLetterPosition, dead_letter_of
+from services.dlq.filters import DeadLetterFilter
 from services.dlq.marks import Mark, Marks
 from services.errors import RetryableError
 from services.kafka import clients as kafka
@@ -31,22 +31,24 @@ COLUMNS = {
 }
 
 
-async def newest(settings: Settings, choice: Choice, limit: int) -> tuple[list[Letter], Counter[str]]:
-    """The newest `limit` of the chosen letters, newest first, and how many were chosen by error code."""
-    found: list[tuple[Any, Letter]] = []
+async def newest(settings: Settings, matching: DeadLetterFilter, limit: int) -> tuple[list[DeadLetter], Counter[str]]:
+    """The newest `limit` matching dead letters, newest first, and the number of all matching ones by error code."""
+    found: list[tuple[Any, DeadLetter]] = []
     counts: Counter[str] = Counter()
-    async with aclosing(scan(settings, settings.dead_topic, since=choice.since, partitions=choice.partitions)) as read:
+    async with aclosing(
+        scan(settings, settings.dead_topic, since=matching.since, partitions=matching.partitions)
+    ) as read:
         async for message in read:
-            letter = letter_of(message)
-            if choice.takes(letter):
+            letter = dead_letter_of(message)
+            if matching.matches(letter):
                 counts[letter.code or "not loraq's"] += 1
                 add = heapq.heappush if len(found) < limit else heapq.heappushpop
-                add(found, ((letter.put_aside_at, letter.place), letter))
+                add(found, ((letter.dead_lettered_at, letter.position), letter))
     return [letter for _, letter in sorted(found, reverse=True)], counts
 
 
-async def marks_if_there(settings: Settings, letters: Sequence[Letter]) -> dict[LetterPlace, Mark]:
-    """Marks of the letters. A database that is away hides them, which is said, and nothing else."""
+async def marks_if_available(settings: Settings, letters: Sequence[DeadLetter]) -> dict[DeadLetterPosition, Mark]:
+    """The replay marks of the dead letters; if the database is unavailable, a warning and no marks."""
     if not letters:
         return {}
     marks = Marks(await kafka.cluster_id(settings), settings.dead_topic)
@@ -54,41 +56,41 @@ async def marks_if_there(settings: Settings, letters: Sequence[Letter]) -> dict[
         async with open_pool(settings) as pool, transaction(pool, "look up replays") as connection:
             return await marks.of(connection, letters)
     except RetryableError as error:
-        click.echo(f"Which of them were replayed is not known: {error}", err=True)
+        click.echo(f"Cannot tell which dead letters were replayed: {error}", err=True)
         return {}
 
 
-def table_row(letter: Letter, mark: Mark | None) -> dict[str, Any]:
-    """A letter as one line for people."""
+def table_row(letter: DeadLetter, mark: Mark | None) -> dict[str, Any]:
+    """A row of the table."""
     message = letter.message if len(letter.message) <= MAX_SHOWN_MESSAGE else letter.message[:MAX_SHOWN_MESSAGE] + "…"
     return {
-        "letter": letter.place,
-        "put_aside_at": letter.put_aside_at.isoformat(timespec="seconds"),
+        "letter": letter.position,
+        "put_aside_at": letter.dead_lettered_at.isoformat(timespec="seconds"),
         "error_code": letter.code,
         "tenant": letter.tenant,
         "adapter": letter.adapter,
         "source": source_text(letter),
         "error_message": message,
-        "replayed": mark and said(mark),
+        "replayed": mark and replayed_text(mark),
     }
 
 
-def source_text(letter: Letter) -> str | None:
+def source_text(letter: DeadLetter) -> str | None:
     """`topic partition:offset`."""
     return f"{letter.source.topic} {letter.source.partition}:{letter.source.offset}" if letter.source else None
 
 
-def said(mark: Mark) -> str:
-    """How often and where to, in words."""
-    return f"{mark.how_often}, {f'to {mark.sent_to}' if mark.sent_to else 'the newest perhaps in vain'}"
+def replayed_text(mark: Mark) -> str:
+    """How often it was replayed, and where to."""
+    return f"{mark.how_often}, {f'to {mark.sent_to}' if mark.sent_to else 'the last one possibly not sent'}"
 
 
-def fields(letter: Letter, mark: Mark | None) -> dict[str, Any]:
-    """Everything about a letter, as JSON takes it. Bytes that are no UTF-8 come as `…_base64`."""
+def fields(letter: DeadLetter, mark: Mark | None) -> dict[str, Any]:
+    """All fields of a dead letter for JSON. Bytes that are not UTF-8 become `…_base64`."""
     source = letter.source
     return {
-        "letter": str(letter.place),
-        "put_aside_at": letter.put_aside_at,
+        "letter": str(letter.position),
+        "put_aside_at": letter.dead_lettered_at,
         "error_code": letter.code,
         "error_message": letter.message,
         "source": source

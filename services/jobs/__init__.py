@@ -1,1 +1,1 @@
-"""Submitting jobs and looking at them, from the command line."""
+"""`loraq submit` and `loraq jobs`: submit, list, show, cancel and replay jobs."""

@@ -1,4 +1,4 @@
-"""Which of the jobs that were sent are dead letters by now: they get no row, so that nobody need wait for one."""
+"""Finds out which submitted jobs were dead-lettered: those get no row, so a wait for them must end."""
 
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -8,40 +8,41 @@ from uuid import UUID
 import click
 
 from services.client.producer import Receipt
-from services.dlq.dead_letters import letter_of
+from services.dlq.dead_letters import dead_letter_of
 from services.errors import ServiceError
 from services.kafka.reading import scan
 from services.process.settings import Settings
 
 SKEW = timedelta(minutes=1)
-"""How far this clock and the workers' may lie apart; where they lie further, a wait ends only with its time."""
+"""The largest difference between this clock and the workers'; beyond it, a wait ends only by its timeout."""
 
 
-class Refusals:
-    """Reads the dead-letter topic from `since` on, when the jobs were not yet sent; each time only what came anew."""
+class DeadLetterLookup:
+    """Reads the dead-letter topic from `since`, a time before the jobs were sent; each lookup continues the last."""
 
     def __init__(self, settings: Settings, receipts: Sequence[Receipt], since: datetime) -> None:
         self._settings = settings
         self._sent = {(receipt.topic, receipt.partition, receipt.offset): receipt.job_id for receipt in receipts}
         self._since = since
-        self._known: dict[UUID, str] = {}
-        self._was_told = False
+        self._reasons: dict[UUID, str] = {}
+        self._warned = False
 
-    async def known(self) -> dict[UUID, str]:
-        """Why each job was put aside, of all that were. A topic that cannot be read hides them, which is said once."""
-        begun = datetime.now(UTC)
+    async def reasons(self) -> dict[UUID, str]:
+        """The dead-lettered jobs so far, each with the reason. Warns once if the topic cannot be read."""
+        started = datetime.now(UTC)
         topic = self._settings.dead_topic
         try:
             async with aclosing(scan(self._settings, topic, since=self._since - SKEW)) as messages:
                 async for message in messages:
-                    letter = letter_of(message)
+                    letter = dead_letter_of(message)
                     job_id = self._sent.get(letter.source[:3]) if letter.source else None
                     if job_id is not None:
-                        self._known[job_id] = f"{letter.code}: {letter.message}; see `loraq dlq show {letter.place}`"
+                        reason = f"{letter.code}: {letter.message}; see `loraq dlq show {letter.position}`"
+                        self._reasons[job_id] = reason
         except ServiceError as error:
-            if not self._was_told:
-                click.echo(f"Whether jobs were put aside is not known: {error}", err=True)
-            self._was_told = True
+            if not self._warned:
+                click.echo(f"Cannot tell whether jobs were dead-lettered: {error}", err=True)
+            self._warned = True
         else:
-            self._since = begun
-        return self._known
+            self._since = started
+        return self._reasons

@@ -1,4 +1,4 @@
-"""The webhooks of a job, for people who look at it: what became of each so far."""
+"""The webhooks of a job, each with the result of its newest attempt."""
 
 from typing import Any
 from uuid import UUID
@@ -14,7 +14,7 @@ COLUMNS = {
     "status_code": "status",
     "reason": "reason",
 }
-# Rows of the outbox are deleted when they are old, attempts are not.
+# Old outbox rows are deleted, attempts are kept.
 SELECT = """
 with attempted as (
     select distinct on (webhook_id, url) webhook_id, url, outcome, attempt, next_attempt_at, status_code, error
@@ -36,7 +36,7 @@ order by url
 
 
 async def deliveries_of(connection: Connection, tenant: str, job_id: UUID) -> list[dict[str, Any]]:
-    """One for each webhook of the job, the fields of COLUMNS; of its address the host alone, the rest may be secret.
+    """The job's webhooks with the fields of COLUMNS. Only the host of the address: path and query may be secret.
 
     `outcome` is that of the newest attempt, `pending` before the first.
     """

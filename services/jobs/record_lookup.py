@@ -1,4 +1,4 @@
-"""Finds the record that a job was made of in its lane's topic: rows keep no prompts."""
+"""Finds a job's record in its lane's topic, since rows contain no prompts."""
 
 import re
 from contextlib import aclosing
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from schemas.common import Lane
 from schemas.identity import derived_job_id, fingerprint
 from schemas.job import JobRequest
-from services.client.identifiers import moment_of
+from services.client.identifiers import datetime_of
 from services.errors import InputError
 from services.kafka import clients as kafka
 from services.kafka import headers as names
@@ -22,12 +22,12 @@ from services.kafka.reading import scan
 from services.process.settings import Settings
 
 SKEW = timedelta(hours=1)
-"""How far producers' clocks, the broker's and the database's may lie apart before all of the topic is read."""
+"""The largest difference between the clocks of producer, broker and database for which part of the topic is enough."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A job as its row and its key tell it."""
+class JobIdentity:
+    """What identifies a job's record: fields of its rows."""
 
     tenant: str
     job_id: UUID
@@ -37,54 +37,54 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The request as sent, and the record's key and headers."""
+class JobRecord:
+    """A job's request as sent, and the key and headers of its record."""
 
     request: JobRequest
     key: bytes | None
     headers: RawHeaders
 
 
-async def find_record(settings: Settings, wanted: Wanted) -> Found:
-    """The record whose request has the job's id and fingerprint; raises InputError if Kafka has it no longer.
+async def find_record(settings: Settings, wanted: JobIdentity) -> JobRecord:
+    """The record whose request has the job's id and fingerprint; raises InputError if Kafka no longer has it.
 
-    The newest records are not read if the job's id tells its time: from there to its acceptance is where it stands.
+    For a UUIDv7, the range from the id's time to the job's acceptance is read first, then the whole topic.
     """
     topic, cluster = settings.jobs_topic(wanted.lane), await kafka.cluster_id(settings)
     if wanted.job_id.version == 7:
-        sent_at = moment_of(wanted.job_id.int >> 80)
+        sent_at = datetime_of(wanted.job_id.int >> 80)
         found = await _search(settings, topic, cluster, wanted, sent_at - SKEW, wanted.accepted_at + SKEW)
         if found is not None:
             return found
-        click.echo(f"The record does not stand where its time says; reading all of {topic}.", err=True)
+        click.echo(f"The record is not where the time of its id suggests; reading all of {topic}.", err=True)
     found = await _search(settings, topic, cluster, wanted, None, None)
     if found is None:
-        reason = "Kafka has deleted it by now, or it came by another cluster or prefix"
-        raise InputError(f"the record of job {wanted.job_id} is not in {topic}: {reason}; submit the job anew")
+        reason = "Kafka has deleted it, or it was sent to another cluster or topic prefix"
+        raise InputError(f"the record of job {wanted.job_id} is not in {topic}: {reason}; submit the job again")
     return found
 
 
 async def _search(
-    settings: Settings, topic: str, cluster: str, wanted: Wanted, since: datetime | None, until: datetime | None
-) -> Found | None:
-    named = re.compile(str(wanted.job_id).encode(), re.IGNORECASE)
+    settings: Settings, topic: str, cluster: str, wanted: JobIdentity, since: datetime | None, until: datetime | None
+) -> JobRecord | None:
+    id_pattern = re.compile(str(wanted.job_id).encode(), re.IGNORECASE)
     async with aclosing(scan(settings, topic, since=since, until=until)) as messages:
         async for message in messages:
             if message.value is not None and (
-                named.search(message.value) or _derived(message, cluster) == wanted.job_id
+                id_pattern.search(message.value) or _derived(message, cluster) == wanted.job_id
             ):
                 request = _request(message.value)
-                if request is not None and _is(request, wanted):
-                    return Found(request, message.key, tuple(message.headers))
+                if request is not None and _matches(request, wanted):
+                    return JobRecord(request, message.key, tuple(message.headers))
     return None
 
 
 def _derived(message: Any, cluster: str) -> UUID | None:
-    """The id of a record that carries none, as the worker derives it."""
+    """The id that the worker derives for a record without one."""
     origin = names.last(tuple(message.headers), names.ORIGIN)
-    here = Origin(message.topic, message.partition, message.offset, message.timestamp)
+    position = Origin(message.topic, message.partition, message.offset, message.timestamp)
     try:
-        return derived_job_id(cluster, *(here if origin is None else Origin.parsed(origin)), message.value)
+        return derived_job_id(cluster, *(position if origin is None else Origin.parsed(origin)), message.value)
     except ValueError:
         return None
 
@@ -96,7 +96,7 @@ def _request(value: bytes) -> JobRequest | None:
         return None
 
 
-def _is(request: JobRequest, wanted: Wanted) -> bool:
+def _matches(request: JobRequest, wanted: JobIdentity) -> bool:
     return (
         request.tenant == wanted.tenant
         and request.job_id in (None, wanted.job_id)

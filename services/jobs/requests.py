@@ -1,4 +1,4 @@
-"""From a command's options, or a file of JSON lines, to valid requests."""
+"""Builds valid requests from command-line options or from a file of JSON lines."""
 
 import json
 import re
@@ -16,49 +16,49 @@ from services.parsing.validation import sentence_of
 
 
 def webhook_of(target: str | None) -> dict[str, str] | None:
-    """`--webhook`: an address if it looks like one, otherwise the name of a registered endpoint.
+    """The request's `webhook`: a URL if it looks like one, otherwise the name of a registered endpoint.
 
-    Raises InputError if it can be neither.
+    Raises InputError if it is neither.
     """
     if target is None:
         return None
     if "://" not in target and not re.fullmatch(NAME_PATTERN, target):
-        raise InputError(f"--webhook {target!r} is neither an address, http://… or https://…, nor an endpoint's name")
+        raise InputError(f"--webhook {target!r} is neither a URL (http://… or https://…) nor an endpoint's name")
     return {"url": target} if "://" in target else {"endpoint": target}
 
 
 def one_request(fields: Mapping[str, Any]) -> JobRequest:
-    """A request of these fields, None left out; raises InputError naming the first that is wrong."""
-    given = _given(fields)
-    for name, value in given.items():
+    """A request with these fields, None left out; raises InputError naming the first invalid field."""
+    present = _present(fields)
+    for name, value in present.items():
         _check_unicode(name, value)
-    return _validated(json.dumps(given), "the job")
+    return _validated(json.dumps(present), "the job")
 
 
 def _check_unicode(name: str, value: Any) -> None:
-    """Bytes of the command line that are not UTF-8, and halves of surrogate pairs: no text in JSON can hold them."""
+    """Raise InputError for lone surrogates, which arguments that are not UTF-8 also become: JSON cannot hold them."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise InputError(
-            f"the job: field {name!r} is not UTF-8, or holds half a surrogate pair; write it again"
+            f"the job: field {name!r} is not UTF-8 or contains a lone surrogate; encode it as UTF-8"
         ) from error
 
 
 def requests_of(lines: Iterable[str], name: str, defaults: Mapping[str, Any]) -> list[JobRequest]:
-    """One request per line that is not blank; `defaults` stand for what a line leaves out.
+    """One request per non-blank line, with `defaults` for missing fields.
 
-    Raises InputError naming file, line and field, so that nothing is sent unless everything is valid.
+    Raises InputError naming file, line and field of the first error: nothing is sent unless all lines are valid.
     """
-    given = _given(defaults)
+    present = _present(defaults)
     try:
         requests = [
-            _from_line(line, f"{name} line {number}", given) for number, line in enumerate(lines, 1) if line.strip()
+            _from_line(line, f"{name} line {number}", present) for number, line in enumerate(lines, 1) if line.strip()
         ]
     except UnicodeDecodeError as error:
         raise InputError(f"{name} is not UTF-8: {error.reason} at byte {error.start}") from error
     if not requests:
-        raise InputError(f"{name} holds no jobs; it takes one JSON object per line")
+        raise InputError(f"{name} contains no jobs; write one JSON object per line")
     return requests
 
 
@@ -79,5 +79,5 @@ def _validated(text: str, place: str) -> JobRequest:
         raise InputError(f"{place}: {sentence_of(error)}") from error
 
 
-def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _present(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None and value != {}}

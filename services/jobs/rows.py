@@ -1,4 +1,4 @@
-"""Jobs as they stand in the database, for people who look at them."""
+"""Reads jobs from the database: lists them, shows one, and waits until they have ended."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -35,46 +35,54 @@ order by jobs.accepted_at
 """
 FINGERPRINTS = "select tenant, job_id, fingerprint from loraq.job_keys where job_id = any($1::uuid[])"
 POLL_S = 0.2
-UNTAKEN_S = 10.0
-FIRST_LOOK_S, MAX_LOOK_S = 3.0, 60.0
+NONE_CONSUMED_S = 10.0
+FIRST_LOOKUP_S, MAX_LOOKUP_S = 3.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
-    """Whom `wait_for` tells and asks: how many jobs have ended, again and again; once, that no worker has taken any of
-    them; and why those without a row were put aside, ever less often."""
+class WaitCallbacks:
+    """Callbacks of `wait_for`.
 
-    untaken: Callable[[], None]
-    ended: Callable[[int], None] | None = None
-    put_aside: Callable[[], Awaitable[Mapping[UUID, str]]] | None = None
+    `on_none_consumed` is called once if no worker has consumed any of the jobs, `on_progress` with the number of ended
+    jobs. `dead_letters` returns the reasons of dead-lettered jobs; it is called at growing intervals.
+    """
+
+    on_none_consumed: Callable[[], None]
+    on_progress: Callable[[int], None] | None = None
+    dead_letters: Callable[[], Awaitable[Mapping[UUID, str]]] | None = None
 
 
 @dataclass(slots=True)
-class Waited:
-    """Rows of the jobs that ended, and why the others were put aside; a worker makes no row of those."""
+class WaitResult:
+    """Rows of the jobs that ended, and reasons of those that were dead-lettered, which have no row."""
 
     rows: dict[UUID, dict[str, Any]] = field(default_factory=dict)
-    put_aside: dict[UUID, str] = field(default_factory=dict)
+    dead_letters: dict[UUID, str] = field(default_factory=dict)
 
-    def left(self, job_ids: Sequence[UUID]) -> list[UUID]:
-        """Those that have neither."""
-        return [job_id for job_id in job_ids if job_id not in self.rows and job_id not in self.put_aside]
+    def unfinished(self, job_ids: Sequence[UUID]) -> list[UUID]:
+        """The jobs that have neither."""
+        return [job_id for job_id in job_ids if job_id not in self.rows and job_id not in self.dead_letters]
 
 
 async def list_jobs(connection: Connection, tenant: str | None, state: str | None, limit: int) -> list[dict[str, Any]]:
-    """The newest jobs, newest first; raises InputError for a tenant that is not registered."""
+    """The newest jobs, newest first; raises InputError for an unknown tenant."""
     await _check_tenant(connection, tenant)
     return [dict(row) for row in await connection.fetch(LIST, tenant, state, limit)]
 
 
 async def show_job(connection: Connection, job_id: UUID, tenant: str | None) -> list[dict[str, Any]]:
-    """Everything about a job, its webhooks too; ids are unique per tenant only. Raises InputError if there is none."""
+    """All details of a job and its webhooks, one row per tenant that has this id; raises InputError if none has."""
     await _check_tenant(connection, tenant)
     rows = [dict(row) for row in await connection.fetch(SHOW, [job_id], tenant)]
     if not rows:
-        whose = f" of tenant {tenant}" if tenant else ""
-        raise InputError(f"there is no job {job_id}{whose}; a job is known once a worker has taken its record")
+        raise no_such_job(job_id, tenant)
     return [row | {"webhooks": await deliveries_of(connection, row["tenant"], job_id)} for row in rows]
+
+
+def no_such_job(job_id: UUID, tenant: str | None) -> InputError:
+    """The error for an unknown job, of a tenant or of any."""
+    owner = f" of tenant {tenant}" if tenant else ""
+    return InputError(f"no such job{owner}: {job_id}; a job is known once a worker has consumed its record")
 
 
 async def _check_tenant(connection: Connection, tenant: str | None) -> None:
@@ -83,47 +91,45 @@ async def _check_tenant(connection: Connection, tenant: str | None) -> None:
 
 
 async def wait_for(
-    pool: Pool, tenants: Collection[str], job_ids: Sequence[UUID], timeout_s: float, listener: Listener
-) -> Waited:
-    """What became of the jobs, once each is terminal or was put aside.
-
-    Raises InputError if that is not so within `timeout_s` seconds.
-    """
-    waited = Waited()
+    pool: Pool, tenants: Collection[str], job_ids: Sequence[UUID], timeout_s: float, callbacks: WaitCallbacks
+) -> WaitResult:
+    """Wait until every job is terminal or dead-lettered; raises InputError after `timeout_s` seconds."""
+    result = WaitResult()
     now = asyncio.get_running_loop().time
-    give_up_at, untaken_at = now() + timeout_s, now() + UNTAKEN_S
-    look_s, look_at = FIRST_LOOK_S, now() + FIRST_LOOK_S
-    while left := waited.left(job_ids):
-        with translated("look for the jobs"):
-            rows = [row for row in await pool.fetch(SHOW, left, None) if row["tenant"] in tenants]
-        waited.rows |= {row["job_id"]: dict(row) for row in rows if _is_terminal(row)}
-        if listener.ended is not None:
-            listener.ended(len(job_ids) - len(waited.left(job_ids)))
-        if not rows and not waited.rows and now() > untaken_at:
-            listener.untaken()
-            untaken_at = give_up_at + 1
-        if listener.put_aside is not None and len(rows) < len(set(left)) and now() > look_at:
-            waited.put_aside |= {job_id: why for job_id, why in (await listener.put_aside()).items() if job_id in left}
-            look_s = min(2 * look_s, MAX_LOOK_S)
-            look_at = now() + look_s
-        if now() > give_up_at and (missing := waited.left(job_ids)):
+    give_up_at, none_consumed_at = now() + timeout_s, now() + NONE_CONSUMED_S
+    lookup_s, lookup_at = FIRST_LOOKUP_S, now() + FIRST_LOOKUP_S
+    while unfinished := result.unfinished(job_ids):
+        with translated("look up the jobs"):
+            rows = [row for row in await pool.fetch(SHOW, unfinished, None) if row["tenant"] in tenants]
+        result.rows |= {row["job_id"]: dict(row) for row in rows if _is_terminal(row)}
+        if callbacks.on_progress is not None:
+            callbacks.on_progress(len(job_ids) - len(result.unfinished(job_ids)))
+        if not rows and not result.rows and now() > none_consumed_at:
+            callbacks.on_none_consumed()
+            none_consumed_at = give_up_at + 1
+        if callbacks.dead_letters is not None and len(rows) < len(set(unfinished)) and now() > lookup_at:
+            reasons = await callbacks.dead_letters()
+            result.dead_letters |= {job_id: reasons[job_id] for job_id in unfinished if job_id in reasons}
+            lookup_s = min(2 * lookup_s, MAX_LOOKUP_S)
+            lookup_at = now() + lookup_s
+        if now() > give_up_at and (missing := result.unfinished(job_ids)):
             raise InputError(
-                f"{len(set(missing))} of {len(job_ids)} jobs did not end within {timeout_s:g} s, {missing[0]}"
-                " for one; check that a worker runs and look at `loraq jobs`"
+                f"{len(set(missing))} of {len(job_ids)} jobs did not end within {timeout_s:g} s, for instance"
+                f" {missing[0]}; check that a worker is running and see `loraq jobs`"
             )
         await asyncio.sleep(POLL_S)
-    return waited
+    return result
 
 
-async def require_own(pool: Pool, asked: Mapping[tuple[str, UUID], bytes]) -> None:
-    """Raise InputError if one of the jobs, given as the fingerprint of what was asked, was another request's before."""
+async def require_own(pool: Pool, fingerprints: Mapping[tuple[str, UUID], bytes]) -> None:
+    """Raise InputError if a job's id was used before for another request; `fingerprints` are those of the requests."""
     with translated("compare the requests"):
-        rows = await pool.fetch(FINGERPRINTS, [job_id for _, job_id in asked])
+        rows = await pool.fetch(FINGERPRINTS, [job_id for _, job_id in fingerprints])
     for row in rows:
-        if row["fingerprint"] != asked.get((row["tenant"], row["job_id"]), row["fingerprint"]):
+        if row["fingerprint"] != fingerprints.get((row["tenant"], row["job_id"]), row["fingerprint"]):
             raise InputError(
-                f"tenant {row['tenant']!r} used job_id {row['job_id']} before for a different request, and only that"
-                " one was answered; send this one under a new id (`loraq dlq list` shows it)"
+                f"tenant {row['tenant']!r} already used job_id {row['job_id']} for a different request, and the result"
+                " is that request's; send this one under a new id (`loraq dlq list` shows it)"
             )
 
 

@@ -1,1 +1,1 @@
-"""What people and records write, parsed or refused by name: addresses, names, NAME=VALUE, pydantic errors. Pure."""
+"""Parses and validates input: addresses, names, NAME=VALUE, pydantic's errors. Pure."""

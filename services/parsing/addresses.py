@@ -1,4 +1,4 @@
-"""Hosts and ports as people write them. Pure."""
+"""Validates hosts, ports and URLs. Pure."""
 
 import re
 from ipaddress import ip_address
@@ -8,7 +8,7 @@ LAST_PORT = 65535
 
 
 def is_host(text: str) -> bool:
-    """Whether a host can have that name or address; an IPv6 address may stand in brackets."""
+    """Whether the text is a valid host name or IP address; an IPv6 address may be in brackets."""
     try:
         ip_address(text.removeprefix("[").removesuffix("]"))
     except ValueError:
@@ -17,18 +17,18 @@ def is_host(text: str) -> bool:
         return True
     try:
         name = text.encode("idna")
-    except UnicodeError:  # a label that is empty or too long
+    except UnicodeError:  # an empty or too long label
         return False
     return re.fullmatch(rb"[A-Za-z0-9._-]{1,253}", name) is not None
 
 
 def is_port(text: str) -> bool:
-    """Whether the text is the number of a port to connect to."""
+    """Whether the text is a port number from 1 to 65535."""
     return re.fullmatch(r"[0-9]{1,5}", text) is not None and 1 <= int(text) <= LAST_PORT
 
 
 def host_and_port(address: str) -> tuple[str, str]:
-    """The two parts of `host:port` or `[IPv6]:port`; the port is empty where there is none."""
+    """The two parts of `host:port` or `[IPv6]:port`; the port is empty if missing."""
     if address.startswith("["):
         host, bracket, port = address.partition("]")
         return host + bracket, port.removeprefix(":")
@@ -37,7 +37,7 @@ def host_and_port(address: str) -> tuple[str, str]:
 
 
 def is_http_url(url: str) -> bool:
-    """Whether the text is http://… or https://… with a host and, if any, a port to connect to."""
+    """Whether the text is an http or https URL with a valid host and port."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -47,7 +47,7 @@ def is_http_url(url: str) -> bool:
 
 
 def is_database_url(url: str) -> bool:
-    """Whether a Postgres client can read all of it: several hosts, sockets and `?port=` included."""
+    """Whether the text is a valid Postgres URL; several hosts, sockets and `?port=` are allowed."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -64,6 +64,6 @@ def is_database_url(url: str) -> bool:
 
 
 def hosts_of(database_url: str, default_port: int = 5432) -> str:
-    """host:port of the database, or several, for messages; never the password."""
+    """host:port of the database, or several, for messages; without the password."""
     hosts = urlsplit(database_url).netloc.rpartition("@")[2] or "the local socket"
     return hosts if re.search(r":[0-9]+$", hosts) else f"{hosts}:{default_port}"

@@ -1,4 +1,4 @@
-"""`NAME=VALUE` as people type it in options. Pure."""
+"""Parses `NAME=VALUE` of command-line options. Pure."""
 
 import json
 from typing import Any
@@ -7,16 +7,16 @@ from services.parsing.validation import shown
 
 
 def name_and_value(text: str) -> tuple[str, Any]:
-    """The name, and the value as JSON, or as text where it is none.
+    """The name and the value, which is JSON or else text.
 
-    Raises ValueError where there is no name, and for JSON that is nested too deeply.
+    Raises ValueError if the name is missing or the JSON is nested too deeply.
     """
-    name, equals, content = text.partition("=")
+    name, equals, value = text.partition("=")
     if not equals or not name:
-        raise ValueError(f"{shown(text)} has no name and = in front of its value")
+        raise ValueError(f"{shown(text)} is not NAME=VALUE")
     try:
-        return name, json.loads(content)
+        return name, json.loads(value)
     except RecursionError as error:
         raise ValueError(f"the value of {name} is nested too deeply") from error
     except ValueError:
-        return name, content
+        return name, value

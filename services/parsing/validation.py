@@ -1,4 +1,4 @@
-"""How a pydantic refusal is told to a person, and what a record that may be no request says of itself."""
+"""Turns pydantic's errors into sentences, and reads the identity that an invalid record states."""
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -7,7 +7,7 @@ MAX_SHOWN_INPUT = 80
 
 
 def sentence_of(error: ValidationError) -> str:
-    """For instance: field 'sampling.max_tokens': Input should be greater than or equal to 1 (got 0)."""
+    """The first error, as in: field 'sampling.max_tokens': Input should be greater than or equal to 1 (got 0)."""
     first = error.errors(include_url=False, include_context=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
@@ -25,13 +25,13 @@ def sentence_of(error: ValidationError) -> str:
 
 
 def shown(value: object) -> str:
-    """The value as a message shows it, cut if it is long."""
+    """The value's repr for a message, truncated."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN_INPUT else text[:MAX_SHOWN_INPUT] + "…"
 
 
-def said_by(key: bytes | None, value: bytes | None) -> tuple[str | None, str | None, str | None]:
-    """Tenant, adapter and job_id as the value says if it is a JSON object; else what its key `tenant/adapter` says."""
+def stated_identity(key: bytes | None, value: bytes | None) -> tuple[str | None, str | None, str | None]:
+    """Tenant, adapter and job_id from the value if that is a JSON object, or else from the key `tenant/adapter`."""
     try:
         fields = from_json(value or b"")
     except ValueError:

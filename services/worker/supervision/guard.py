@@ -12,7 +12,7 @@ from functools import partial
 
 from schemas.common import SUSPECT_CODES
 from services.client.signing import SIGNATURE_HEADER, signature
-from services.parsing.validation import said_by
+from services.parsing.validation import stated_identity
 from services.process import telemetry
 from services.process.lifecycle import Health
 from services.worker.intake.pressure import Pressure
@@ -143,5 +143,5 @@ class Guard:
 def _tenant(rejection: Rejection) -> str | None:
     """The tenant that a record names, not authenticated."""
     value = rejection.record.value or b""
-    tenant, *_ = said_by(rejection.record.key, value if len(value) <= MAX_READ_BYTES else None)
+    tenant, *_ = stated_identity(rejection.record.key, value if len(value) <= MAX_READ_BYTES else None)
     return tenant

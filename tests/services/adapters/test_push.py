@@ -94,7 +94,7 @@ async def test_the_error_for_an_unknown_tenant_names_the_command_to_add_it(
 
 @pytest.mark.parametrize("name", ["", "Tone", "tone@3", "../tone", "-tone", "tone\n", "a" * 65])
 def test_an_invalid_name_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match="cannot be the name of an adapter"):
+    with pytest.raises(InputError, match="is not a valid adapter name"):
         checked_name("adapter", name)
 
 

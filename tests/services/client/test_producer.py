@@ -1,4 +1,4 @@
-"""The Python client: what it puts on the wire, and where."""
+"""The Python producer: what it sends, and to which partition."""
 
 import json
 from typing import Any
@@ -44,12 +44,12 @@ async def records(settings: Settings, lane: Lane, count: int) -> list[Any]:
     return found
 
 
-def test_the_key_is_tenant_and_adapter_without_version_and_none_for_the_base() -> None:
+def test_the_key_is_tenant_and_adapter_without_version() -> None:
     assert record_key(REQUEST) == b"acme/support"
     assert record_key(JobRequest(tenant="acme", prompt="hello")) is None
 
 
-async def test_a_job_arrives_as_sent_with_an_id_and_one_key_in_one_partition(topics: Settings) -> None:
+async def test_a_job_arrives_as_sent_and_one_key_goes_to_one_partition(topics: Settings) -> None:
     async with JobProducer.from_settings(topics) as producer:
         receipts = await producer.send_all([REQUEST] * 5, Lane.INTERACTIVE)
     found = await records(topics, Lane.INTERACTIVE, 5)
@@ -70,7 +70,7 @@ async def test_with_a_producer_key_records_are_signed(topics: Settings) -> None:
     assert dict(record.headers)[SIGNATURE_HEADER] == signature(b"lqpk_secret", record.value).encode()
 
 
-async def test_a_record_that_is_too_large_is_the_callers_fault(topics: Settings) -> None:
+async def test_a_record_that_is_too_large_is_an_input_error(topics: Settings) -> None:
     async with JobProducer.from_settings(topics) as producer:
         with pytest.raises(InputError, match="larger than Kafka at"):
             await producer.send(REQUEST.model_copy(update={"prompt": "x" * 1_100_000}))

@@ -1,11 +1,11 @@
-"""Dead letters as the worker writes them and as the library hands them out."""
+"""Dead letters as the worker writes them and the Kafka library returns them."""
 
 import json
 from dataclasses import dataclass
 from typing import Any
 
 from schemas.common import ErrorCode, Lane
-from services.dlq.dead_letters import Letter, letter_of
+from services.dlq.dead_letters import DeadLetter, dead_letter_of
 from services.kafka.headers import RawHeaders
 from services.worker.intake.dead_letters import dead_letter
 from services.worker.jobs import Record, Rejection
@@ -16,7 +16,7 @@ TOPIC = "loraq.default.jobs.standard"
 
 @dataclass(frozen=True)
 class Message:
-    """What the Kafka library hands out, as far as it is read."""
+    """The fields of the Kafka library's message that are used."""
 
     key: bytes | None
     value: bytes | None
@@ -26,7 +26,7 @@ class Message:
     timestamp: int = 1_700_000_000_123
 
 
-def put_aside(
+def dead_lettered(
     value: bytes | None,
     *,
     key: bytes | None = b"acme/tone",
@@ -34,14 +34,14 @@ def put_aside(
     code: ErrorCode = ErrorCode.INVALID_MESSAGE,
     message: str = "field 'colour' is not known",
     offset: int = 7,
-) -> Letter:
-    """The letter that a record becomes, written and read back."""
+) -> DeadLetter:
+    """The dead letter of a record, written by the worker and read back."""
     record = Record(Place(Partition(TOPIC, 1), offset), Lane.STANDARD, key, value, headers, 1_600_000_000_000)
     return read_back(Rejection(record, code, message))
 
 
-def read_back(rejection: Rejection) -> Letter:
-    return letter_of(Message(*dead_letter(rejection)))
+def read_back(rejection: Rejection) -> DeadLetter:
+    return dead_letter_of(Message(*dead_letter(rejection)))
 
 
 def request(**fields: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""`loraq jobs cancel` and the producer's `cancel`, end to end: wherever the job is, and who may not."""
+"""`loraq jobs cancel` and the producer's `cancel`, end to end, in every state of the job."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from services.client.identifiers import uuid7
 from services.client.producer import JobProducer
 from services.client.signing import SIGNATURE_HEADER, signature
 from services.errors import InputError
-from services.jobs.cancelling import UNSEEN
+from services.jobs.cancelling import NOT_CONSUMED
 from services.process.settings import Settings
 from tests.integration.workers import FAULTY_ENGINE, running_worker
 from tests.integration.world import TENANT, World, job_request, open_world
@@ -26,7 +26,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "clients.md").read_text(encoding="u
 [CANCELLING] = re.findall(r"^```python\n(from services.client.producer .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-async def test_a_running_job_and_one_not_seen_yet_are_cancelled_and_one_that_ended_is_told(settings: Settings) -> None:
+async def test_a_running_and_a_later_job_are_cancelled_and_an_ended_one_is_reported(settings: Settings) -> None:
     async with open_world(settings) as world, running_worker(settings, FAULTY_ENGINE):
         hanging = await world.send_job(prompt="wait")
         await eventually(lambda: is_running(world, hanging), what="the job to run")
@@ -38,7 +38,9 @@ async def test_a_running_job_and_one_not_seen_yet_are_cancelled_and_one_that_end
         async with JobProducer.from_settings(settings) as producer:
             receipt = await producer.cancel(TENANT, later)
         assert receipt.topic == settings.control_topic
-        await eventually(lambda: remembered(world, later), what="the cancellation, which nothing orders before the job")
+        await eventually(
+            lambda: remembered(world, later), what="the cancellation, which Kafka does not order before the job"
+        )
         await world.send(job_request(job_id=str(later)))
         [row] = await world.ended(later)
         assert (row["state"], row["attempts"]) == ("cancelled", 0)
@@ -46,7 +48,7 @@ async def test_a_running_job_and_one_not_seen_yet_are_cancelled_and_one_that_end
         [done] = await world.ended(await world.send_job())
         late = await cancel(settings, done["job_id"])
         assert late.returncode == 1
-        assert late.stderr == f"loraq: job {done['job_id']} was not cancelled: it had ended before, as succeeded\n"
+        assert late.stderr == f"loraq: job {done['job_id']} was not cancelled: it had already ended as succeeded\n"
 
 
 async def is_running(world: World, job_id: UUID) -> bool:
@@ -60,14 +62,14 @@ async def cancel(
     return await asyncio.to_thread(loraq, *arguments, settings=settings)
 
 
-async def test_a_cancellation_that_is_not_signed_by_its_tenant_cancels_nothing(settings: Settings) -> None:
+async def test_a_cancellation_signed_with_another_key_has_no_effect(settings: Settings) -> None:
     settings = settings.model_copy(update={"require_signed_jobs": True})
     async with open_world(settings) as world, running_worker(settings):
         forged, mine = uuid7(), uuid7()
-        for key, job_id in (("lqpk_somebody_else", forged), (world.producer_key, mine)):
+        for key, job_id in (("lqpk_another_tenant", forged), (world.producer_key, mine)):
             async with JobProducer.from_settings(settings, producer_key=key) as producer:
                 await producer.cancel(TENANT, job_id)
-        await eventually(lambda: remembered(world, mine), what="the signed one to be heard")
+        await eventually(lambda: remembered(world, mine), what="the signed cancellation to be stored")
         for job_id in (forged, mine):
             value = json.dumps(job_request(job_id=str(job_id))).encode()
             header = (SIGNATURE_HEADER, signature(world.producer_key.encode(), value).encode())
@@ -81,7 +83,7 @@ async def remembered(world: World, job_id: UUID) -> bool:
     return job_id in {row["job_id"] for row in rows}
 
 
-async def test_the_code_of_the_page_cancels(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_example_of_the_page_cancels_a_job(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     scope: dict[str, object] = {}
     exec(CANCELLING, scope)  # noqa: S102  # the page's own code
     scope["load_settings"] = lambda: settings
@@ -91,14 +93,14 @@ async def test_the_code_of_the_page_cancels(settings: Settings, monkeypatch: pyt
         await eventually(lambda: remembered(world, job_id), what="the cancellation to be remembered")
 
 
-async def test_what_cannot_be_asked_for_is_told(settings: Settings) -> None:
+async def test_an_invalid_cancellation_is_refused(settings: Settings) -> None:
     async with open_world(settings):
         unknown = await cancel(settings, uuid7(), tenant="nobody")
         assert (unknown.returncode, unknown.stdout) == (1, "")
         assert unknown.stderr == "loraq: there is no tenant nobody; add it with `loraq tenants add nobody`\n"
         waiting = await cancel(settings, uuid7(), "--wait-timeout", "11")
         assert waiting.returncode == 1
-        assert UNSEEN in waiting.stderr
+        assert NOT_CONSUMED in waiting.stderr
         async with JobProducer.from_settings(settings) as producer:
             with pytest.raises(InputError, match="field 'tenant'"):
                 await producer.cancel("Not A Name", uuid7())

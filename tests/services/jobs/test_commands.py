@@ -1,4 +1,4 @@
-"""`loraq submit` and `loraq jobs`, as a person runs them, against a worker."""
+"""`loraq submit` and `loraq jobs` against a worker."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 async def run(settings: Settings, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command while the worker in this process goes on."""
+    """Run a command in a thread, while the worker runs in this event loop."""
     return await asyncio.to_thread(loraq, *arguments, settings=settings)
 
 
@@ -36,18 +36,18 @@ def lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-async def test_jobs_are_submitted_waited_for_and_looked_at(settings: Settings, tmp_path: Path) -> None:
+async def test_jobs_are_submitted_awaited_listed_and_shown(settings: Settings, tmp_path: Path) -> None:
     async with open_world(settings) as world, running_worker(settings):
-        await one_job_answers_with_its_output(settings)
+        await one_job_prints_its_output(settings)
         await a_failed_job_fails_the_command(settings)
-        await a_misspelt_adapter_is_told_the_nearest(settings, world, tmp_path)
-        await options_give_every_field_of_a_request(settings)
-        await another_requests_answer_is_none(settings, tmp_path)
-        await a_file_of_jobs_is_sent_whole(settings, world, tmp_path)
+        await a_misspelt_adapter_gets_a_suggestion(settings, world, tmp_path)
+        await options_set_every_field_of_a_request(settings)
+        await the_result_of_another_request_is_not_returned(settings, tmp_path)
+        await a_file_of_jobs_is_sent_completely_or_not_at_all(settings, world, tmp_path)
         await jobs_are_listed_and_shown(settings, world)
 
 
-async def one_job_answers_with_its_output(settings: Settings) -> None:
+async def one_job_prints_its_output(settings: Settings) -> None:
     ended = await run(settings, "submit", "--tenant", TENANT, "--prompt", "hello there", "--wait")
     assert (ended.returncode, ended.stdout) == (0, "hello there\n"), ended.stderr
 
@@ -59,14 +59,14 @@ async def a_failed_job_fails_the_command(settings: Settings) -> None:
     assert ended.stderr.startswith("loraq: 1 of 1 jobs did not succeed; failed, unknown_adapter: tenant 'acme' has no")
 
 
-async def a_misspelt_adapter_is_told_the_nearest(settings: Settings, world: World, directory: Path) -> None:
+async def a_misspelt_adapter_gets_a_suggestion(settings: Settings, world: World, directory: Path) -> None:
     await world.add_adapter(lora_adapter(directory / "tone", tiny_llama(directory / "base")), "support-tone")
-    for adapter, said in (("suport-tone", "did you mean support-tone?"), ("support-tone@7", "it has support-tone@1")):
+    for adapter, hint in (("suport-tone", "did you mean support-tone?"), ("support-tone@7", "it has support-tone@1")):
         ended = await run(settings, "submit", "--tenant", TENANT, "--adapter", adapter, "--prompt", "x", "--wait")
-        assert ended.stderr.endswith(f"; {said}\n"), ended.stderr
+        assert ended.stderr.endswith(f"; {hint}\n"), ended.stderr
 
 
-async def options_give_every_field_of_a_request(settings: Settings) -> None:
+async def options_set_every_field_of_a_request(settings: Settings) -> None:
     job_id, options = str(uuid7()), ["--tenant", TENANT, "--prompt", "x", "--wait", "--json"]
     metadata = ["--metadata", "ticket=17", "--metadata", "source=the form"]
     [row] = lines((await run(settings, "submit", *options, "--job-id", job_id, *metadata)).stdout)
@@ -75,7 +75,7 @@ async def options_give_every_field_of_a_request(settings: Settings) -> None:
     assert lines(late.stdout)[0]["state"] == "expired"
 
 
-async def another_requests_answer_is_none(settings: Settings, directory: Path) -> None:
+async def the_result_of_another_request_is_not_returned(settings: Settings, directory: Path) -> None:
     file, job_id, ended = directory / "job.jsonl", str(uuid7()), []
     for prompt in ("one", "one", "two"):
         file.write_text(json.dumps({"job_id": job_id, "prompt": prompt}))
@@ -83,10 +83,10 @@ async def another_requests_answer_is_none(settings: Settings, directory: Path) -
     *same, other = ended
     assert [(each.returncode, each.stdout) for each in same] == [(0, "one\n")] * 2
     assert (other.returncode, other.stdout) == (1, "")
-    assert other.stderr.startswith(f"loraq: tenant '{TENANT}' used job_id {job_id} before for a different request")
+    assert other.stderr.startswith(f"loraq: tenant '{TENANT}' already used job_id {job_id} for a different request")
 
 
-async def a_file_of_jobs_is_sent_whole(settings: Settings, world: World, directory: Path) -> None:
+async def a_file_of_jobs_is_sent_completely_or_not_at_all(settings: Settings, world: World, directory: Path) -> None:
     file = directory / "jobs.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"prompt {number}"}) + "\n" for number in range(5)))
     options = ["--file", str(file), "--tenant", TENANT, "--lane", "batch", "--json"]
@@ -117,10 +117,10 @@ async def jobs_are_listed_and_shown(settings: Settings, world: World) -> None:
     assert detail["finish_reason"] == "stop"
     assert "T" in detail["accepted_at"]
     absent = await run(settings, "jobs", "01930000-0000-7000-8000-000000000000")
-    assert absent.stderr.startswith("loraq: there is no job 01930000-0000-7000-8000-000000000000")
+    assert absent.stderr.startswith("loraq: no such job: 01930000-0000-7000-8000-000000000000")
 
 
-async def test_a_wait_ends_for_what_was_put_aside_and_shows_the_rest(settings: Settings, tmp_path: Path) -> None:
+async def test_a_wait_ends_for_dead_letters_and_shows_the_rest(settings: Settings, tmp_path: Path) -> None:
     file = tmp_path / "jobs.jsonl"
     file.write_text("".join(json.dumps({"tenant": name, "prompt": name}) + "\n" for name in ("other", TENANT)))
     settings = settings.model_copy(update={"require_signed_jobs": True})
@@ -131,17 +131,17 @@ async def test_a_wait_ends_for_what_was_put_aside_and_shows_the_rest(settings: S
         ended = await run(signing, "submit", "--file", str(file), "--wait", "--json", "--wait-timeout", "60")
         assert ended.returncode == 1
         assert [row["output_text"] for row in lines(ended.stdout)] == [TENANT]
-        assert re.match("loraq: 1 of 2 jobs did not succeed; job .* is a dead letter, unauthenticated: ", ended.stderr)
+        assert re.match("loraq: 1 of 2 jobs did not succeed; job .* was dead-lettered, unauthenticated: ", ended.stderr)
         assert "does not match the producer key of tenant 'other'; see `loraq dlq show " in ended.stderr
 
 
-async def test_a_wait_goes_on_where_dead_letters_cannot_be_read(settings: Settings) -> None:
+async def test_a_wait_continues_if_dead_letters_cannot_be_read(settings: Settings) -> None:
     elsewhere = settings.model_copy(update={"topic_prefix": f"{settings.topic_prefix}.elsewhere"})
     async with open_world(settings):
         await kafka_without_dead_letters(elsewhere)
         ended = await run(elsewhere, "submit", "--tenant", TENANT, "--prompt", "x", "--wait", "--wait-timeout", "8")
     assert ended.stderr.startswith(
-        f"Whether jobs were put aside is not known: there is no topic {elsewhere.dead_topic}"
+        f"Cannot tell whether jobs were dead-lettered: there is no topic {elsewhere.dead_topic}"
     )
     assert "1 of 1 jobs did not end within 8 s" in ended.stderr
 
@@ -151,7 +151,7 @@ async def kafka_without_dead_letters(settings: Settings) -> None:
         await admin.create_topics([NewTopic(settings.jobs_topic(Lane.STANDARD), 1, 1)])
 
 
-async def test_a_job_is_shown_with_what_became_of_its_webhooks(settings: Settings) -> None:
+async def test_a_job_is_shown_with_the_results_of_its_webhooks(settings: Settings) -> None:
     async def webhooks() -> Any:
         [row] = lines((await run(settings, "jobs", str(job_id), "--json")).stdout)
         return row["webhooks"]
@@ -180,32 +180,32 @@ async def test_a_job_is_shown_with_what_became_of_its_webhooks(settings: Setting
     assert "secret" not in shown.stdout
 
 
-async def test_a_wait_names_the_tenant_that_is_not_registered(settings: Settings) -> None:
+async def test_a_wait_reports_an_unknown_tenant(settings: Settings) -> None:
     async with open_world(settings):
         ended = await run(settings, "submit", "--tenant", "nobody", "--prompt", "x", "--wait")
     assert ended.returncode == 1
     assert "nobody" in ended.stderr
 
 
-async def test_a_wait_is_bounded_and_says_what_to_look_at(settings: Settings) -> None:
+async def test_a_wait_ends_after_its_timeout_with_a_hint(settings: Settings) -> None:
     async with open_world(settings):
         ended = await run(settings, "submit", "--tenant", TENANT, "--prompt", "x", "--wait", "--wait-timeout", "0.5")
     assert ended.returncode == 1
     assert "1 of 1 jobs did not end within 0.5 s" in ended.stderr
-    assert "check that a worker runs" in ended.stderr
+    assert "check that a worker is running" in ended.stderr
 
 
-async def test_a_wait_that_no_worker_ends_says_so_meanwhile(settings: Settings) -> None:
+async def test_a_wait_reports_that_no_worker_consumes_the_jobs(settings: Settings) -> None:
     async with open_world(settings):
         ended = await run(settings, "submit", "--tenant", TENANT, "--prompt", "x", "--wait", "--wait-timeout", "11")
-    assert "No worker has taken the jobs yet" in ended.stderr
+    assert "No worker has consumed the jobs yet" in ended.stderr
 
 
 def test_wrong_usage_is_status_2(settings: Settings) -> None:
     assert loraq("submit", "--tenant", TENANT, settings=settings).returncode == 2
     assert loraq("jobs", "not-a-uuid", settings=settings).returncode == 2
     with_state = loraq("jobs", str(uuid7()), "--state", "failed", settings=settings)
-    assert (with_state.returncode, "does not go with JOB_ID" in with_state.stderr) == (2, True)
+    assert (with_state.returncode, "cannot be combined with JOB_ID" in with_state.stderr) == (2, True)
     assert (
         "for instance ticket=17" in loraq("submit", "--prompt", "x", "--metadata", "ticket", settings=settings).stderr
     )

@@ -1,24 +1,24 @@
-"""Hosts and ports as people write them."""
+"""Hosts, ports and URLs."""
 
 import pytest
 
 from services.parsing.addresses import host_and_port, hosts_of, is_database_url, is_host, is_http_url, is_port
 
 
-def test_names_and_addresses_are_told_from_what_no_host_has() -> None:
+def test_valid_hosts_are_accepted_and_others_are_not() -> None:
     for host in ("localhost", "my_service", "a.b-c.example", "127.0.0.1", "::1", "[::1]", "bücher.example"):
         assert is_host(host), host
     for host in ("", "a b", "a..b", "a" * 64, ".".join(["a" * 60] * 5), "a/b", "a:1", "\udcff", "[a]"):
         assert not is_host(host), host
 
 
-def test_a_port_is_a_number_that_can_be_connected_to() -> None:
+def test_a_port_is_a_number_from_1_to_65535() -> None:
     assert is_port("1")
     assert is_port("65535")
     assert not any(map(is_port, ("", "0", "65536", "99999", "-1", "abc", "1_0", "9" * 5000)))
 
 
-def test_a_port_stands_behind_the_host() -> None:
+def test_host_and_port_are_split() -> None:
     assert host_and_port("host:9092") == ("host", "9092")
     assert host_and_port("host") == ("host", "")
     assert host_and_port("[::1]:9092") == ("[::1]", "9092")
@@ -36,7 +36,7 @@ def test_a_port_stands_behind_the_host() -> None:
         ("postgresql://%2Frun%2Fpostgresql/loraq", "%2Frun%2Fpostgresql:5432"),
     ],
 )
-def test_what_a_postgres_client_takes_is_told_by_its_hosts(url: str, hosts: str) -> None:
+def test_a_postgres_url_is_accepted_and_its_hosts_are_extracted(url: str, hosts: str) -> None:
     assert is_database_url(url)
     assert hosts_of(url) == hosts
 
@@ -55,11 +55,11 @@ def test_what_a_postgres_client_takes_is_told_by_its_hosts(url: str, hosts: str)
         "",
     ],
 )
-def test_what_it_does_not_take_is_refused(url: str) -> None:
+def test_an_invalid_postgres_url_is_refused(url: str) -> None:
     assert not is_database_url(url)
 
 
-def test_a_url_of_http_names_a_host_and_a_port_to_connect_to() -> None:
+def test_an_http_url_has_a_valid_host_and_port() -> None:
     for url in ("http://127.0.0.1:4318", "https://s3.example", "http://[::1]:9000/", "http://user:pw@host/path?x=1"):
         assert is_http_url(url), url
     for url in (

@@ -1,4 +1,4 @@
-"""NAME=VALUE as people type it."""
+"""NAME=VALUE of options."""
 
 import pytest
 
@@ -21,15 +21,15 @@ def test_a_value_is_json_or_else_text(text: str, pair: tuple[str, object]) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
-        ("", "has no name and ="),
-        ("=1", "has no name and ="),
-        ("a", "has no name and ="),
+        ("", "is not NAME=VALUE"),
+        ("=1", "is not NAME=VALUE"),
+        ("a", "is not NAME=VALUE"),
         ("a=" + "[" * 100_000, "nested too deeply"),
     ],
 )
-def test_what_is_none_is_told_briefly(text: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why) as refusal:
+def test_an_invalid_assignment_is_reported_briefly(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason) as refusal:
         name_and_value(text)
     assert len(str(refusal.value)) < 200
