@@ -19,16 +19,7 @@ from services.cli.output import (
 )
 from services.postgres.pool import Connection
 
-COLUMNS = {
-    "tenant": "tenant",
-    "name": "name",
-    "version": "version",
-    "status": "status",
-    "rank": "rank",
-    "size_bytes": "bytes",
-    "pinned": "pinned",
-    "status_reason": "reason",
-}
+COLUMNS = ("tenant", "name", "version", "status", "rank", "size_bytes", "pinned", "status_reason")
 DEFAULT_WAIT_S = 120.0
 DEFAULT_REASON = "Disabled by an operator."
 

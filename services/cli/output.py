@@ -90,16 +90,16 @@ def _plain(value: Any) -> str:
     return value.isoformat() if isinstance(value, date) else str(value)
 
 
-def print_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], nothing: str) -> None:
-    """Print a table of the columns (field → heading) on stdout, or `nothing` on stderr if there are no rows."""
+def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], nothing: str) -> None:
+    """A table on stdout, its headings the names of the fields, as in JSON; `nothing` on stderr if there are no rows."""
     if not rows:
         click.echo(nothing, err=True)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in columns.values():
-        table.add_column(heading, overflow="fold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(cell(row[field]) for field in columns))
+        table.add_row(*(cell(row[column]) for column in columns))
     _console().print(table)
 
 

@@ -17,7 +17,7 @@ from services.dlq.options import assignment, filter_of, filters, position
 from services.errors import InputError
 from services.process.settings import Settings, load_settings
 
-REPORT_COLUMNS = {"letter": "letter", "outcome": "outcome", "to": "to", "reason": "why"}
+REPORT_COLUMNS = ("letter", "outcome", "to", "reason")
 OUTCOMES = {
     "replayed": "replayed",
     "would_replay": "would be replayed",

@@ -19,16 +19,7 @@ from services.postgres.pool import open_pool, transaction
 from services.process.settings import Settings
 
 MAX_SHOWN_MESSAGE = 120
-COLUMNS = {
-    "letter": "letter",
-    "put_aside_at": "put aside",
-    "error_code": "error",
-    "tenant": "tenant",
-    "adapter": "adapter",
-    "source": "came from",
-    "error_message": "why",
-    "replayed": "replayed",
-}
+COLUMNS = ("letter", "put_aside_at", "error_code", "tenant", "adapter", "source", "error_message", "replayed")
 
 
 async def newest(settings: Settings, matching: DeadLetterFilter, limit: int) -> tuple[list[DeadLetter], Counter[str]]:

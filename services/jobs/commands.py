@@ -14,18 +14,18 @@ from services.parsing.assignments import name_and_value
 from services.process.settings import load_settings
 
 WAIT_S = 600.0
-COLUMNS = {
-    "accepted_at": "accepted",
-    "tenant": "tenant",
-    "job_id": "job",
-    "adapter": "adapter",
-    "adapter_version": "version",
-    "lane": "lane",
-    "state": "state",
-    "completion_tokens": "tokens",
-    "total_ms": "ms",
-    "error_code": "error",
-}
+COLUMNS = (
+    "accepted_at",
+    "tenant",
+    "job_id",
+    "adapter",
+    "adapter_version",
+    "lane",
+    "state",
+    "completion_tokens",
+    "total_ms",
+    "error_code",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable lines on stdout.")
 
 

@@ -6,14 +6,7 @@ from uuid import UUID
 from services.postgres.pool import Connection
 from services.webhooks.listing import host_of
 
-COLUMNS = {
-    "host": "webhook to",
-    "outcome": "outcome",
-    "attempts": "attempts",
-    "next_attempt_at": "next attempt",
-    "status_code": "status",
-    "reason": "reason",
-}
+COLUMNS = ("host", "outcome", "attempts", "next_attempt_at", "status_code", "reason")
 # Old outbox rows are deleted, attempts are kept.
 SELECT = """
 with attempted as (
@@ -41,4 +34,4 @@ async def deliveries_of(connection: Connection, tenant: str, job_id: UUID) -> li
     `outcome` is that of the newest attempt, `pending` before the first.
     """
     rows = [dict(row) for row in await connection.fetch(SELECT, tenant, job_id)]
-    return [{"host": host_of(row["url"])} | {name: row[name] for name in list(COLUMNS)[1:]} for row in rows]
+    return [{"host": host_of(row["url"])} | {name: row[name] for name in COLUMNS[1:]} for row in rows]

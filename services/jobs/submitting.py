@@ -23,12 +23,12 @@ from services.postgres.pool import open_pool, transaction
 from services.process.settings import Settings
 from services.tenants.tenants import require_tenant
 
-SENT_COLUMNS = {"job_id": "job", "topic": "topic", "partition": "partition", "offset": "offset"}
+SENT_COLUMNS = ("job_id", "topic", "partition", "offset")
 NONE_CONSUMED = (
     "No worker has consumed the jobs yet; is `loraq worker` running for this pool and lane? Dead-lettered jobs are in"
     " `loraq dlq list`."
 )
-ENDED_COLUMNS = {"job_id": "job", "adapter": "adapter", "state": "state", "output": "output or error"}
+ENDED_COLUMNS = ("job_id", "adapter", "state", "output_or_error")
 
 
 async def submit_jobs(
@@ -118,7 +118,7 @@ def show_ended(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
     elif len(rows) == 1 and rows[0]["state"] == JobState.SUCCEEDED:
         click.echo(_output(rows[0]))
     elif len(rows) > 1:
-        print_rows([row | {"output": _output(row)} for row in rows], ENDED_COLUMNS, "No jobs were sent.")
+        print_rows([row | {"output_or_error": _output(row)} for row in rows], ENDED_COLUMNS, "No jobs were sent.")
 
 
 def _output(row: dict[str, Any]) -> str:

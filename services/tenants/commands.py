@@ -9,13 +9,7 @@ from services.process.settings import load_settings
 from services.tenants.secrets import SecretBox
 from services.tenants.tenants import add_tenant, list_tenants, show_tenant
 
-COLUMNS = {
-    "tenant": "tenant",
-    "adapters": "adapters",
-    "endpoints": "endpoints",
-    "created_at": "created",
-    "disabled_at": "disabled",
-}
+COLUMNS = ("tenant", "adapters", "endpoints", "created_at", "disabled_at")
 
 
 @click.group()

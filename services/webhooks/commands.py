@@ -12,13 +12,7 @@ from services.errors import InputError
 from services.webhooks.listing import COLUMNS, OUTCOMES, UNDELIVERED, WebhookFilter, list_webhooks
 from services.webhooks.resending import ResendRequest, resend
 
-RESENT_COLUMNS = {
-    "tenant": "tenant",
-    "job_id": "job",
-    "webhook_id": "webhook-id",
-    "host": "webhook to",
-    "attempts": "attempts",
-}
+RESENT_COLUMNS = ("tenant", "job_id", "webhook_id", "host", "attempts")
 host_option = click.option("--host", metavar="HOST[:PORT]", help="Only to this host, as written in the address.")
 
 

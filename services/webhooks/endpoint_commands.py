@@ -17,7 +17,7 @@ from services.webhooks.endpoints import add_endpoint, list_endpoints, remove_end
 from services.webhooks.guard import AddressGuard, parse_url
 from services.webhooks.outcome import HOW_TO_ALLOW, NotAllowed, Unsendable
 
-COLUMNS = {"tenant": "tenant", "name": "name", "url": "url", "created_at": "created"}
+COLUMNS = ("tenant", "name", "url", "created_at")
 
 
 @click.group()

@@ -11,17 +11,7 @@ from services.tenants.tenants import require_tenant
 
 OUTCOMES = ("pending", "retrying", "failed", "blocked", "delivered")
 UNDELIVERED = OUTCOMES[:-1]
-COLUMNS = {
-    "created_at": "job ended",
-    "tenant": "tenant",
-    "job_id": "job",
-    "host": "webhook to",
-    "outcome": "outcome",
-    "attempts": "attempts",
-    "next_attempt_at": "next attempt",
-    "status_code": "status",
-    "reason": "reason",
-}
+COLUMNS = ("created_at", "tenant", "job_id", "host", "outcome", "attempts", "next_attempt_at", "status_code", "reason")
 # The outbox row holds whether more attempts follow, the newest attempt the outcome; `pending` before the first attempt.
 LIST = """
 select outbox.created_at, outbox.tenant, outbox.job_id, outbox.event_id as webhook_id, outbox.type,

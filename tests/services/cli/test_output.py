@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.cli.output import DURATION_S, cell, visible
+from services.cli.output import DURATION_S, cell, print_fields, print_rows, visible
 
 
 def test_control_characters_that_a_tenant_wrote_are_escaped() -> None:
@@ -13,6 +13,14 @@ def test_control_characters_that_a_tenant_wrote_are_escaped() -> None:
     assert cell("abc\u202e") == "abc\\u202e"
     assert cell(["\x1b[0m", 1]) == "␛[0m 1"
     assert cell("tab\tline\nümläut 😀") == "tab\tline\nümläut 😀"
+
+
+def test_a_column_has_the_name_of_its_field_in_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"job_id": "j", "next_attempt_at": None}
+    print_rows([row], tuple(row), "")
+    assert capsys.readouterr().out.split() == ["job_id", "next_attempt_at", "j", "-"]
+    print_fields(row)
+    assert capsys.readouterr().out.split() == ["job_id", "j", "next_attempt_at", "-"]
 
 
 @given(st.text())

@@ -166,6 +166,7 @@ async def test_a_job_is_shown_with_the_results_of_its_webhooks(settings: Setting
             await eventually(lambda: world.rows("select from loraq.webhook_deliveries"), what="an attempt")
         [blocked] = await webhooks()
         shown = await run(settings, "jobs", str(job_id))
+        listed = await run(settings, "webhooks", "list")
     assert blocked == {
         "host": "127.0.0.1:8080",
         "outcome": "blocked",
@@ -174,9 +175,10 @@ async def test_a_job_is_shown_with_the_results_of_its_webhooks(settings: Setting
         "status_code": None,
         "reason": "address not allowed",
     }
-    assert re.search(
-        r"^webhook to .*\n127\.0\.0\.1:8080 +blocked +1 +- +- +address not allowed", shown.stdout, re.MULTILINE
-    )
+    assert re.search(r"^host .*\n127\.0\.0\.1:8080 +blocked +1 +- +- +address not allowed", shown.stdout, re.MULTILINE)
+    [headings] = re.findall(r"^host .*", shown.stdout, re.MULTILINE)
+    assert headings.split() == list(blocked)
+    assert set(blocked) <= set(listed.stdout.splitlines()[0].split())
     assert "secret" not in shown.stdout
 
 
