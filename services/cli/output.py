@@ -119,6 +119,8 @@ def cell(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict | list) for item in value)):
+        return visible(json.dumps(value, default=_plain, ensure_ascii=False))
     if isinstance(value, list):
         return visible(" ".join(str(item) for item in value)) or "-"
     return visible(str(value))

@@ -203,7 +203,11 @@ def show(
 )
 @json_option
 def cancel(job_id: UUID, tenant: str, wait: bool, wait_s: float, as_json: bool) -> None:
-    """Cancel JOB_ID, whether it is running, waiting or not yet consumed. A job that ends first keeps its outcome."""
+    """Cancel JOB_ID, whether it is running or waiting. A job that ends first keeps its outcome.
+
+    If the database has no such job of this tenant, the cancellation is remembered in case the job arrives. Exit status
+    1 then, and if the job has already ended in another state.
+    """
     from services.jobs.cancelling import cancel_job
 
     asyncio.run(cancel_job(load_settings(), tenant, job_id, wait_s if wait else None, as_json=as_json))

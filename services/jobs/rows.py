@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from schemas.common import TERMINAL_STATES
+from schemas.common import TERMINAL_STATES, JobState
 from services.errors import InputError
 from services.jobs.deliveries import deliveries_of
 from services.postgres.pool import Connection, Pool, translated
@@ -32,6 +32,10 @@ join loraq.jobs using (accepted_on, tenant, job_id)
 left join loraq.results using (accepted_on, tenant, job_id)
 where job_keys.job_id = any($1::uuid[]) and ($2::text is null or job_keys.tenant = $2)
 order by jobs.accepted_at
+"""
+STATE = """
+select jobs.state from loraq.job_keys join loraq.jobs using (accepted_on, tenant, job_id)
+where job_keys.tenant = $1 and job_keys.job_id = $2
 """
 FINGERPRINTS = "select tenant, job_id, fingerprint from loraq.job_keys where job_id = any($1::uuid[])"
 POLL_S = 0.2
@@ -77,6 +81,12 @@ async def show_job(connection: Connection, job_id: UUID, tenant: str | None) -> 
     if not rows:
         raise no_such_job(job_id, tenant)
     return [row | {"webhooks": await deliveries_of(connection, row["tenant"], job_id)} for row in rows]
+
+
+async def state_of(connection: Connection, tenant: str, job_id: UUID) -> JobState | None:
+    """The state of a tenant's job; None if the database has no such job."""
+    state = await connection.fetchval(STATE, tenant, job_id)
+    return None if state is None else JobState(state)
 
 
 def no_such_job(job_id: UUID, tenant: str | None) -> InputError:

@@ -19,7 +19,7 @@ from services.client.producer import MAX_IN_FLIGHT, JobProducer, Receipt
 from services.errors import InputError
 from services.jobs.dead_letters import DeadLetterLookup
 from services.jobs.rows import WaitCallbacks, require_own, wait_for
-from services.postgres.pool import open_pool, transaction
+from services.postgres.pool import Pool, open_pool, transaction
 from services.process.settings import Settings
 from services.tenants.tenants import require_tenant
 
@@ -34,12 +34,17 @@ ENDED_COLUMNS = ("job_id", "adapter", "state", "output_or_error")
 async def submit_jobs(
     settings: Settings, requests: Sequence[JobRequest], lane: Lane, wait_s: float | None, *, as_json: bool
 ) -> None:
-    """Send all requests; with `wait_s`, wait and show the outcomes, and raise InputError unless all succeeded."""
+    """Send all requests; with `wait_s`, wait and show the outcomes, and raise InputError unless all succeeded.
+
+    Raises InputError for an unknown tenant, and RetryableError if the database is unavailable, before sending anything.
+    """
     with _progress() as progress:
-        if wait_s is None:
-            show_sent(await _send(settings, requests, lane, progress), as_json=as_json)
-            return
-        rows, dead_letters = await _send_and_wait(settings, requests, lane, wait_s, progress)
+        async with open_pool(settings) as pool:
+            await _check_tenants(pool, requests)
+            if wait_s is None:
+                show_sent(await _send(settings, requests, lane, progress), as_json=as_json)
+                return
+            rows, dead_letters = await _send_and_wait(pool, settings, requests, lane, wait_s, progress)
     show_ended(rows, as_json=as_json)
     unsuccessful = [row for row in rows if row["state"] != JobState.SUCCEEDED]
     failed = [_reason(row) for row in unsuccessful]
@@ -59,28 +64,30 @@ async def _hint(settings: Settings, requests: Sequence[JobRequest], row: dict[st
         return f"; {await suggestion(connection, row['tenant'], adapter)}"
 
 
+async def _check_tenants(pool: Pool, requests: Sequence[JobRequest]) -> None:
+    async with transaction(pool, "look up the tenant") as connection:
+        for tenant in sorted({request.tenant for request in requests}):
+            await require_tenant(connection, tenant)
+
+
 async def _send_and_wait(
-    settings: Settings, requests: Sequence[JobRequest], lane: Lane, wait_s: float, progress: Progress
+    pool: Pool, settings: Settings, requests: Sequence[JobRequest], lane: Lane, wait_s: float, progress: Progress
 ) -> tuple[list[dict[str, Any]], dict[UUID, str]]:
     """The rows in the order of the requests, and the reasons of dead-lettered jobs."""
+    started = datetime.now(UTC)
+    receipts = await _send(settings, requests, lane, progress)
+    task = progress.add_task("waiting", total=len(requests))
+    job_ids = [receipt.job_id for receipt in receipts]
+    callbacks = WaitCallbacks(
+        on_none_consumed=lambda: progress.console.print(NONE_CONSUMED, highlight=False, soft_wrap=True),
+        on_progress=lambda count: progress.update(task, completed=count),
+        dead_letters=DeadLetterLookup(settings, receipts, started).reasons,
+    )
     tenants = {request.tenant for request in requests}
-    async with open_pool(settings) as pool:
-        async with transaction(pool, "look up tenants") as connection:
-            for tenant in sorted(tenants):
-                await require_tenant(connection, tenant)
-        started = datetime.now(UTC)
-        receipts = await _send(settings, requests, lane, progress)
-        task = progress.add_task("waiting", total=len(requests))
-        job_ids = [receipt.job_id for receipt in receipts]
-        callbacks = WaitCallbacks(
-            on_none_consumed=lambda: progress.console.print(NONE_CONSUMED, highlight=False, soft_wrap=True),
-            on_progress=lambda count: progress.update(task, completed=count),
-            dead_letters=DeadLetterLookup(settings, receipts, started).reasons,
-        )
-        result = await wait_for(pool, tenants, job_ids, wait_s, callbacks)
-        pairs = zip(requests, job_ids, strict=True)
-        await require_own(pool, {(request.tenant, job_id): fingerprint(request) for request, job_id in pairs})
-        return [result.rows[job_id] for job_id in job_ids if job_id in result.rows], result.dead_letters
+    result = await wait_for(pool, tenants, job_ids, wait_s, callbacks)
+    pairs = zip(requests, job_ids, strict=True)
+    await require_own(pool, {(request.tenant, job_id): fingerprint(request) for request, job_id in pairs})
+    return [result.rows[job_id] for job_id in job_ids if job_id in result.rows], result.dead_letters
 
 
 async def _send(settings: Settings, requests: Sequence[JobRequest], lane: Lane, progress: Progress) -> list[Receipt]:

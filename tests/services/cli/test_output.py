@@ -15,6 +15,11 @@ def test_control_characters_that_a_tenant_wrote_are_escaped() -> None:
     assert cell("tab\tline\nümläut 😀") == "tab\tline\nümläut 😀"
 
 
+def test_structures_are_shown_as_json() -> None:
+    assert cell({"ok": True, "none": None, "ä": "\x1b"}) == '{"ok": true, "none": null, "ä": "\\u001b"}'
+    assert cell([{"name": "a", "value": None}]) == '[{"name": "a", "value": null}]'
+
+
 def test_a_column_has_the_name_of_its_field_in_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"job_id": "j", "next_attempt_at": None}
     print_rows([row], tuple(row), "")

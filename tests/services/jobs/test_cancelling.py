@@ -8,13 +8,15 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from pydantic import SecretStr
 
 from services.client.identifiers import uuid7
 from services.client.producer import JobProducer
 from services.client.signing import SIGNATURE_HEADER, signature
 from services.errors import InputError
-from services.jobs.cancelling import NOT_CONSUMED
 from services.process.settings import Settings
+from services.tenants.secrets import SecretBox
+from services.tenants.tenants import add_tenant
 from tests.integration.workers import FAULTY_ENGINE, running_worker
 from tests.integration.world import TENANT, World, job_request, open_world
 from tests.processes import loraq
@@ -56,10 +58,40 @@ async def is_running(world: World, job_id: UUID) -> bool:
 
 
 async def cancel(
-    settings: Settings, job_id: UUID, *options: str, tenant: str = TENANT
+    settings: Settings, job_id: UUID, *options: str, tenant: str = TENANT, wait: bool = True
 ) -> "subprocess.CompletedProcess[str]":
-    arguments = ["jobs", "cancel", str(job_id), "--tenant", tenant, "--wait", *options]
+    arguments = ["jobs", "cancel", str(job_id), "--tenant", tenant, *(["--wait"] if wait else []), *options]
     return await asyncio.to_thread(loraq, *arguments, settings=settings)
+
+
+async def test_a_cancellation_claims_no_success_for_a_job_that_its_tenant_does_not_have(settings: Settings) -> None:
+    async with open_world(settings) as world, running_worker(settings, FAULTY_ENGINE):
+        async with world.pool.acquire() as connection:
+            await add_tenant(connection, SecretBox(settings.secret_key), "other")
+        mine = await world.send_job(prompt="wait")
+        await eventually(lambda: is_running(world, mine), what="the job to run")
+        foreign = await cancel(settings, mine, tenant="other", wait=False)
+        assert (foreign.returncode, foreign.stdout) == (1, "")
+        assert foreign.stderr == (
+            f"loraq: no such job of tenant other: {mine}; the cancellation is remembered in case the job arrives\n"
+        )
+        unknown = uuid7()
+        sent = await cancel(settings, unknown, "--json", wait=False)
+        assert (sent.returncode, json.loads(sent.stdout)["state"]) == (1, None)
+        await eventually(lambda: remembered(world, unknown), what="the cancellation to be remembered")
+        assert await is_running(world, mine)
+
+        own = await cancel(settings, mine, wait=False)
+        assert (own.returncode, own.stdout) == (0, "")
+        assert own.stderr == f"Cancellation of job {mine} was sent; the job was running.\n"
+        assert [row["state"] for row in await world.ended(mine)] == ["cancelled"]
+        assert (await cancel(settings, mine, wait=False)).stderr == f"Job {mine} is cancelled.\n"
+
+        done = await world.send_job()
+        await world.ended(done)
+        late = await cancel(settings, done, wait=False)
+        assert late.returncode == 1
+        assert late.stderr == f"loraq: job {done} was not cancelled: it had already ended as succeeded\n"
 
 
 async def test_a_cancellation_signed_with_another_key_has_no_effect(settings: Settings) -> None:
@@ -95,12 +127,18 @@ async def test_the_example_of_the_page_cancels_a_job(settings: Settings, monkeyp
 
 async def test_an_invalid_cancellation_is_refused(settings: Settings) -> None:
     async with open_world(settings):
-        unknown = await cancel(settings, uuid7(), tenant="nobody")
-        assert (unknown.returncode, unknown.stdout) == (1, "")
-        assert unknown.stderr == "loraq: there is no tenant nobody; add it with `loraq tenants add nobody`\n"
-        waiting = await cancel(settings, uuid7(), "--wait-timeout", "11")
+        for wait in (False, True):
+            unknown = await cancel(settings, uuid7(), tenant="nobody", wait=wait)
+            assert (unknown.returncode, unknown.stdout) == (1, "")
+            assert unknown.stderr == "loraq: there is no tenant nobody; add it with `loraq tenants add nobody`\n"
+        later = uuid7()
+        waiting = await cancel(settings, later, "--wait-timeout", "1")
         assert waiting.returncode == 1
-        assert NOT_CONSUMED in waiting.stderr
+        assert waiting.stderr.startswith(f"No such job of tenant {TENANT} yet: {later}; waiting in case it arrives.\n")
+        away = settings.model_copy(update={"database_url": SecretStr("postgresql://loraq@127.0.0.1:1/loraq")})
+        unreachable = await cancel(away, later, wait=False)
+        assert (unreachable.returncode, unreachable.stdout) == (1, "")
+        assert "could not connect to Postgres at 127.0.0.1:1 (LORAQ_DATABASE_URL)" in unreachable.stderr
         async with JobProducer.from_settings(settings) as producer:
             with pytest.raises(InputError, match="field 'tenant'"):
                 await producer.cancel("Not A Name", uuid7())

@@ -71,6 +71,9 @@ async def options_set_every_field_of_a_request(settings: Settings) -> None:
     metadata = ["--metadata", "ticket=17", "--metadata", "source=the form"]
     [row] = lines((await run(settings, "submit", *options, "--job-id", job_id, *metadata)).stdout)
     assert (row["job_id"], row["metadata"]) == (job_id, {"ticket": 17, "source": "the form"})
+    shown = await run(settings, "jobs", job_id)
+    [written] = re.findall(r"^metadata +(.*)", shown.stdout, re.MULTILINE)
+    assert json.loads(written) == row["metadata"], "the metadata is not JSON"
     late = await run(settings, "submit", *options, "--deadline", "2026-01-01T00:00:00Z")
     assert lines(late.stdout)[0]["state"] == "expired"
 
@@ -182,11 +185,22 @@ async def test_a_job_is_shown_with_the_results_of_its_webhooks(settings: Setting
     assert "secret" not in shown.stdout
 
 
-async def test_a_wait_reports_an_unknown_tenant(settings: Settings) -> None:
-    async with open_world(settings):
-        ended = await run(settings, "submit", "--tenant", "nobody", "--prompt", "x", "--wait")
-    assert ended.returncode == 1
-    assert "nobody" in ended.stderr
+@pytest.mark.parametrize("more", [(), ("--wait",)])
+async def test_an_unknown_tenant_is_refused_and_nothing_is_sent(settings: Settings, more: tuple[str, ...]) -> None:
+    async with open_world(settings) as world:
+        ended = await run(settings, "submit", "--tenant", "nobody", "--prompt", "x", *more)
+        assert (ended.returncode, ended.stdout) == (1, "")
+        assert ended.stderr == "loraq: there is no tenant nobody; add it with `loraq tenants add nobody`\n"
+        first = await world.send(b"{}", partition=0)
+        others = [await world.send(b"{}", partition=number) for number in range(1, settings.partitions)]
+    assert {sent.offset for sent in (first, *others)} == {0}, "the refused job was sent"
+
+
+async def test_a_submission_without_a_database_names_it_and_sends_nothing(settings: Settings) -> None:
+    away = settings.model_copy(update={"database_url": SecretStr("postgresql://loraq@127.0.0.1:1/loraq")})
+    ended = await run(away, "submit", "--tenant", TENANT, "--prompt", "x")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("loraq: could not connect to Postgres at 127.0.0.1:1 (LORAQ_DATABASE_URL)")
 
 
 async def test_a_wait_ends_after_its_timeout_with_a_hint(settings: Settings) -> None:
