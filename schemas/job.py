@@ -91,7 +91,10 @@ class WebhookTarget(Strict):
 
 
 class JobRequest(Strict):
-    """One inference job. Set exactly one of `prompt`, `messages` and `prompt_token_ids`."""
+    """One inference job. Set exactly one of `prompt`, `messages` and `prompt_token_ids`.
+
+    As JSON, the value of a record, it has at most 1,048,576 bytes.
+    """
 
     model_config = ConfigDict(
         json_schema_extra=exactly_one({"prompt": "string", "messages": "array", "prompt_token_ids": "array"})

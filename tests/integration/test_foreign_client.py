@@ -38,9 +38,10 @@ async def test_jobs_from_librdkafka_are_served_and_use_the_same_partitions_as_ou
 
 async def test_a_job_produced_as_on_the_page_gets_a_row(settings: Settings) -> None:
     assert f'"tenant": "{TENANT}"' in PRODUCING
+    settings = settings.model_copy(update={"require_signed_jobs": True})
     async with open_world(settings) as world, running_worker(settings):
         code = PRODUCING.replace("loraq.default.jobs.standard", settings.jobs_topic(Lane.STANDARD))
-        names: dict[str, Any] = {"bootstrap": settings.kafka_bootstrap}
+        names: dict[str, Any] = {"bootstrap": settings.kafka_bootstrap, "producer_key": world.producer_key}
         exec(code, names)  # noqa: S102  # the page's own code
         await world.ended(UUID(names["job"]["job_id"]))
 
