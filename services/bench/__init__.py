@@ -1,1 +1,1 @@
-"""`loraq bench`: how fast it is on this machine, as one JSON object per run."""
+"""`loraq bench`: measures performance on this machine and reports one JSON object per run."""

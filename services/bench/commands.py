@@ -1,4 +1,4 @@
-"""`loraq bench engine` and `loraq bench service`: the command line of the benchmarks."""
+"""`loraq bench engine | service`."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 
 @click.group()
 def bench() -> None:
-    """Measure speed on this machine."""
+    """Measure performance on this machine."""
 
 
 bench.add_command(scheduling)
@@ -35,31 +35,37 @@ bench.add_command(scheduling)
 
 @bench.command()
 @click.option("--model", type=DIRECTORY, help="Base model directory [default: LORAQ_BASE_MODEL].")
-@click.option("--adapters", type=DIRECTORY, help="PEFT directories, in order of name [default: random ones].")
+@click.option(
+    "--adapters", type=DIRECTORY, help="Directory of PEFT directories, used by name [default: random adapters]."
+)
 @click.option("--requests", default=32, show_default=True, type=click.IntRange(1), help="Requests per run.")
-@click.option("--distinct", default=0, show_default=True, type=click.IntRange(0), help="Adapters; 0 is base only.")
+@click.option(
+    "--distinct", default=0, show_default=True, type=click.IntRange(0), help="Adapters in use; 0: base model only."
+)
 @click.option(
     "--registered",
     default=0,
     show_default=True,
     type=click.IntRange(0, 100_000),
-    help="Adapters that are loaded; above those of the directory copies are made. 0 is as many as --distinct.",
+    help="Adapters to load, with copies if there are fewer; 0: as many as --distinct.",
 )
 @click.option(
     "--popularity",
     default="cycle",
     show_default=True,
     type=click.Choice(["cycle", "zipf"]),
-    help="Requests name DISTINCT adapters in turn, or draw one of all registered by Zipf's law, exponent 1.",
+    help="Use the DISTINCT adapters in turn, or draw from all registered by Zipf's law (exponent 1).",
 )
 @click.option(
-    "--batch", default=0, show_default=True, type=click.IntRange(0), help="Sequences at once; 0 is all requests."
+    "--batch", default=0, show_default=True, type=click.IntRange(0), help="Concurrent sequences; 0: all requests."
 )
 @click.option("--prompt-len", default=64, show_default=True, type=click.IntRange(1), help="Tokens per prompt.")
-@click.option("--new-tokens", default=64, show_default=True, type=click.IntRange(1), help="Tokens generated for each.")
+@click.option(
+    "--new-tokens", default=64, show_default=True, type=click.IntRange(1), help="Tokens to generate per request."
+)
 @click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["float32", "bfloat16", "float16"]))
 @click.option("--device", default="cpu", show_default=True, help="Where the engine runs.")
-@click.option("--threads", default=0, show_default=True, type=click.IntRange(0), help="CPU threads; 0 is one per core.")
+@click.option("--threads", default=0, show_default=True, type=click.IntRange(0), help="CPU threads; 0: one per core.")
 @click.option(
     "--pool-bytes",
     default=1024**3,
@@ -68,7 +74,7 @@ bench.add_command(scheduling)
     help="Memory for KV and adapters, bytes.",
 )
 @click.option(
-    "--repeats", default=3, show_default=True, type=click.IntRange(1), help="Measured runs; the median counts."
+    "--repeats", default=3, show_default=True, type=click.IntRange(1), help="Measured runs; medians are reported."
 )
 @click.option(
     "--cold/--no-cold",
@@ -95,7 +101,7 @@ def engine(
     cold: bool,
     as_json: bool,
 ) -> None:
-    """Generate greedily for fixed random prompts, request i with adapter i modulo DISTINCT."""
+    """Measure the engine: greedy generation for fixed random prompts."""
     from engine.files.model_config import read_model_config
     from services.bench.engine.adapters import adapter_dirs, copies
     from services.bench.engine.run import Workload, run_engine  # torch is slow to import
@@ -115,7 +121,7 @@ def engine(
     try:
         with adapter_dirs(adapters, read_model_config(config.model_dir), count) as originals:
             if adapters and not registered and len(originals) < distinct:
-                raise InputError(f"{adapters} holds {len(originals)} adapters, fewer than --distinct {distinct}")
+                raise InputError(f"{adapters} contains {len(originals)} adapters, fewer than --distinct {distinct}")
             with copies(originals, count) as registry:
                 report = run_engine(config, workload, registry, sys.stderr)
     except EngineError as error:
@@ -124,14 +130,14 @@ def engine(
 
 
 @bench.command()
-@click.option("--jobs", default=20_000, show_default=True, type=click.IntRange(1, 2_000_000), help="Jobs in the topic.")
+@click.option("--jobs", default=20_000, show_default=True, type=click.IntRange(1, 2_000_000), help="Number of jobs.")
 @click.option(
     "--engine",
     "engine_name",
     default="echo",
     show_default=True,
     type=click.Choice(["echo"]),
-    help="`echo` replaces the engine's step and nothing else.",
+    help="`echo` replaces only the engine's step.",
 )
 @click.option("--batch", default=512, show_default=True, type=click.IntRange(1, 1024), help="LORAQ_MAX_BATCH_SIZE.")
 @click.option(
@@ -140,36 +146,36 @@ def engine(
 @click.option(
     "--rate",
     type=Real(0, 100_000),
-    help="Jobs/s for the latency, 0 to leave it out [default: half of what was reached].",
+    help="Jobs/s of the latency measurement, 0 to skip it [default: half of the throughput].",
 )
-@click.option("--peers", is_flag=True, help="Also FastStream and a bare loop, on the same broker and database.")
+@click.option("--peers", is_flag=True, help="Also measure FastStream and a bare loop for comparison.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on the last line.")
 def service(
     jobs: int, engine_name: str, batch: int, backlog: int, rate: float | None, peers: bool, as_json: bool
 ) -> None:
-    """Jobs through the broker, a worker and the database of the settings, in a pool and tenants of its own."""
-    from services.bench.service.run import Asked, run_service  # the command's help needs no clients
+    """Measure everything around the engine, with broker and database of the settings, in a temporary pool."""
+    from services.bench.service.run import RunOptions, run_service  # `--help` needs no clients
 
     if peers and find_spec("faststream") is None:
-        raise InputError("--peers compares with FastStream, which is missing: in the clone, pip install -e '.[bench]'")
-    asked = Asked(jobs, engine_name, batch, backlog, rate, peers)
-    report = asyncio.run(_until_terminated(run_service(load_settings(), asked, sys.stderr)))
+        raise InputError("--peers needs FastStream, which is not installed: in the clone, pip install -e '.[bench]'")
+    options = RunOptions(jobs, engine_name, batch, backlog, rate, peers)
+    report = asyncio.run(_until_terminated(run_service(load_settings(), options, sys.stderr)))
     click.echo(json.dumps(asdict(report)) if as_json else _table(report))
 
 
 def _registered(registered: int, distinct: int, popularity: str) -> int:
-    """How many adapters to load; raises InputError when the numbers contradict each other."""
+    """The number of adapters to load; raises InputError for contradictory options."""
     if popularity == "zipf":
         if distinct or not registered:
-            raise InputError("--popularity zipf draws from --registered N adapters: give that, and no --distinct")
+            raise InputError("--popularity zipf draws from --registered N adapters: give --registered, not --distinct")
         return registered
     if registered and not 0 < distinct <= registered:
-        raise InputError(f"--registered {registered} needs --distinct of at least 1 and at most as many")
+        raise InputError(f"--registered {registered} needs --distinct between 1 and {registered}")
     return registered or distinct
 
 
 async def _until_terminated(work: Coroutine[Any, Any, "ServiceReport"]) -> "ServiceReport":
-    """SIGTERM ends it as Ctrl-C does: what was made is removed."""
+    """Await `work`; SIGTERM cancels it as Ctrl-C does."""
     task = asyncio.ensure_future(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:
@@ -181,7 +187,7 @@ async def _until_terminated(work: Coroutine[Any, Any, "ServiceReport"]) -> "Serv
 def _base_model() -> Path:
     model = load_settings().base_model
     if model is None:
-        raise ConfigError("no base model: give --model or set LORAQ_BASE_MODEL")
+        raise ConfigError("no base model is given: use --model or set LORAQ_BASE_MODEL")
     return model
 
 

@@ -1,1 +1,1 @@
-"""`loraq bench engine`: the engine alone, without a broker or a database."""
+"""`loraq bench engine`: the engine alone, without broker and database."""

@@ -1,4 +1,4 @@
-"""Which adapters a run registers, and which one each request names."""
+"""The adapters that a run loads, and the adapter of each request."""
 
 import contextlib
 import json
@@ -15,26 +15,26 @@ from services.errors import InputError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 RANKS = (8, 16, 32, 64)
-MOST_MADE = 64
+MAX_RANDOM = 64
 STRENGTH = 0.02
-"""Deviation of B's values; those of A keep a product of its input's size."""
+"""Standard deviation of B's values; A's values preserve the scale of their input."""
 
 
 @contextlib.contextmanager
 def adapter_dirs(directory: Path | None, model: ModelConfig, count: int) -> Iterator[list[Path]]:
-    """At most `count` adapters of a directory, by name; without one, random ones for the model, as many as `MOST_MADE`.
+    """At most `count` adapters of a directory, by name; without a directory, at most MAX_RANDOM random ones.
 
-    Raises InputError when none is in the directory.
+    Raises InputError if the directory contains none.
     """
     if directory is not None and count:
         yield _found(directory, count)
     else:
         with tempfile.TemporaryDirectory(prefix="loraq-bench-") as scratch:
-            yield [_random(Path(scratch) / f"{index:02}", model, index) for index in range(min(count, MOST_MADE))]
+            yield [_random(Path(scratch) / f"{index:02}", model, index) for index in range(min(count, MAX_RANDOM))]
 
 
 def _random(to: Path, model: ModelConfig, index: int) -> Path:
-    """All seven projections in bf16; ranks take turns. The same in every run."""
+    """A random adapter for all seven projections in bf16, of the next of RANKS; the same in every run."""
     rank, generator = RANKS[index % len(RANKS)], torch.Generator().manual_seed(index)
     hidden, inner, q, kv = model.hidden_size, model.intermediate_size, model.q_size, model.kv_size
     sizes = {
@@ -61,23 +61,23 @@ def _random(to: Path, model: ModelConfig, index: int) -> Path:
 def _found(directory: Path, count: int) -> list[Path]:
     found = sorted(path.parent for path in directory.glob(f"*/{CONFIG}"))
     if not found:
-        raise InputError(f"{directory} holds no PEFT directories, which are asked for")
+        raise InputError(f"{directory} contains no PEFT directories")
     return found[:count]
 
 
 @contextlib.contextmanager
 def copies(originals: Sequence[Path], count: int) -> Iterator[list[Path]]:
-    """`count` adapters, each with a digest of its own: the given ones, then as many as are missing.
+    """`count` adapters with different digests: the originals, then copies of them.
 
-    A made one links to an original's weights and names another revision in its configuration. So a thousand cost
-    kilobytes of disk, and each takes all its bytes in the pool; but files read a second time come from the page cache.
+    A copy links to an original's weights and has another revision in its configuration. So a thousand copies need
+    kilobytes of disk but their full size in the pool; their files are read from the page cache.
     """
     with tempfile.TemporaryDirectory(prefix="loraq-bench-") as scratch:
-        made = [
+        created = [
             _copy(originals[index % len(originals)], Path(scratch) / f"copy-{index}")
             for index in range(len(originals), count)
         ]
-        yield [*originals, *made]
+        yield [*originals, *created]
 
 
 def _copy(original: Path, to: Path) -> Path:
@@ -94,6 +94,6 @@ def cycle(requests: int, distinct: int) -> list[int]:
 
 
 def zipf(requests: int, registered: int, run: int) -> list[int]:
-    """Each request draws one of all adapters, the one of rank k with a weight of 1 / k; every run draws anew."""
+    """Each request draws an adapter, the k-th with a weight of 1 / k; every run draws differently."""
     weights = [1 / rank for rank in range(1, registered + 1)]
     return random.Random(f"zipf-{run}").choices(range(registered), weights, k=requests)

@@ -1,4 +1,4 @@
-"""What a benchmark of the engine says."""
+"""The report of the engine benchmark."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from engine import AdapterTraffic, Output
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """Medians over the runs; times in seconds, memory in MB of 10^6 bytes. `wall_all_s` shows how much runs differ.
+    """Medians over the runs; times in seconds, memory in MB of 10^6 bytes. `wall_all_s` lists each run's duration.
 
-    `first_token_s` is the mean over requests, `first_token_max_s` the largest. `warm_first_token_s` is of one lone
-    request whose adapter is in the pool; of the cold one the adapter is checked and loaded first, from local files.
-    Both are medians of `first_token_repeats`, whose adapters are the first ones in turn. A run reads
-    `run_adapter_loads` adapters into the pool, `run_adapter_mb_in`, for which others give `run_adapter_mb_out`;
-    `hit_rate` is the share of requests that caused no load. `load_average` is the machine's over the last minute of
-    the runs: above `threads`, others have slowed them.
+    `first_token_s` is the mean over requests, `first_token_max_s` the maximum. `warm_first_token_s` is measured with a
+    single request whose adapter is in the pool; for `cold_first_token_s` the adapter is checked and loaded first, from
+    local files. Both are medians of `first_token_repeats`, with the first adapters in turn. A run loads
+    `run_adapter_loads` adapters (`run_adapter_mb_in`) into the pool and evicts `run_adapter_mb_out`; `hit_rate` is the
+    share of requests that caused no load. `load_average` is the machine's at the end of the runs: a value above
+    `threads` means that other processes slowed them down.
     """
 
     output_tokens_per_s: float
@@ -53,7 +53,7 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One pass over all requests: `chosen` holds the adapter of each, empty for the base model."""
+    """One pass over all requests; `chosen` holds the adapter of each request and is empty for the base model."""
 
     wall_s: float
     outputs: list[Output]
@@ -62,23 +62,23 @@ class Run:
 
     @property
     def first_token_s(self) -> list[float]:
-        """Of each request, from the moment when all were added."""
+        """The time to the first token of each request, since all were added."""
         return [output.first_token_s or 0.0 for output in self.outputs]
 
 
 def wall_s(runs: Sequence[Run]) -> float:
-    """The median run's duration."""
+    """The median duration of the runs."""
     return statistics.median(run.wall_s for run in runs)
 
 
 def first_token_s(runs: Sequence[Run]) -> tuple[float, float]:
-    """Medians over the runs of the mean and of the largest of a run's first tokens."""
+    """Medians over the runs of the mean and the maximum time to the first token."""
     mean = statistics.median(statistics.mean(run.first_token_s) for run in runs)
     return round(mean, 4), round(statistics.median(max(run.first_token_s) for run in runs), 4)
 
 
 def traffic(runs: Sequence[Run]) -> tuple[float, float, float, float | None]:
-    """Loads, MB in and MB out of the median run, and the share of all runs' requests that caused no load."""
+    """Medians of loads, MB in and MB out, and the share of all requests with an adapter that caused no load."""
     loads = sum(run.traffic.loads for run in runs)
     named = sum(len(run.chosen) for run in runs)
     return (
@@ -90,5 +90,5 @@ def traffic(runs: Sequence[Run]) -> tuple[float, float, float, float | None]:
 
 
 def distinct(runs: Sequence[Run]) -> float:
-    """Different adapters in the median run."""
+    """The median number of different adapters in a run."""
     return statistics.median(len(set(run.chosen)) for run in runs)

@@ -1,4 +1,4 @@
-"""The engine's benchmark: a workload that depends on its numbers alone, so that token ids can be compared too."""
+"""The engine benchmark: a workload that depends on its parameters alone, so that token ids can be compared."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ from services.bench.engine.adapters import cycle, zipf
 from services.bench.engine.report import EngineReport, Run
 
 FIRST_TOKEN_ID = 17
-"""Ids below are special tokens in the model that published figures use."""
+"""Lower ids are special tokens in the model of the published figures."""
 LONE_REPEATS = 7
 
 
@@ -25,7 +25,7 @@ LONE_REPEATS = 7
 class Workload:
     """Requests of exactly `prompt_len` random tokens, each generating `new_tokens` greedily.
 
-    With popularity `cycle` they name the first `distinct` adapters in turn, with `zipf` any of all that are registered.
+    With popularity `cycle` they use the first `distinct` adapters in turn, with `zipf` any of the registered ones.
     """
 
     requests: int
@@ -38,13 +38,13 @@ class Workload:
 
 
 def prompt(index: int, length: int, vocabulary: int) -> list[int]:
-    """Prompt of request `index`, the same in every run and on every machine."""
+    """The prompt of request `index`, the same in every run and on every machine."""
     rng = random.Random(f"p7-{index}")
     return [rng.randrange(FIRST_TOKEN_ID, vocabulary) for _ in range(length)]
 
 
 def run_engine(config: EngineConfig, workload: Workload, adapters: Sequence[Path], progress: TextIO) -> EngineReport:
-    """Load everything, warm up once, measure `repeats` runs and report."""
+    """Load the model and the adapters, warm up once, measure `repeats` runs and report."""
     started = time.perf_counter()
     engine = Engine(config)
     model_load_s = time.perf_counter() - started
@@ -93,7 +93,7 @@ def run_engine(config: EngineConfig, workload: Workload, adapters: Sequence[Path
 def _runs(
     engine: Engine, workload: Workload, prompts: Sequence[list[int]], registered: int, progress: TextIO
 ) -> list[Run]:
-    """One run to warm up, which is dropped, then the measured ones."""
+    """The measured runs, after a warm-up run that is not counted."""
     runs = []
     for number in range(workload.repeats + 1):
         runs.append(_measure(engine, workload, prompts, _chosen(workload, registered, number)))
@@ -123,9 +123,9 @@ def _measure(engine: Engine, workload: Workload, prompts: Sequence[list[int]], c
 def lone_first_tokens(
     engine: Engine, ids: Sequence[int], adapters: Sequence[Path], *, cold: bool
 ) -> tuple[float, float | None]:
-    """Seconds to the first token of one request: its adapter in the pool, and checked and loaded for it.
+    """Seconds to the first token of a single request: with its adapter in the pool, and with checking and loading it.
 
-    The first adapters take turns. The second figure is None for the base model, and where it is not asked for.
+    Uses the first adapters in turn. The second figure is None for the base model and without `cold`.
     """
     warm, loading = [], []
     for turn in range(LONE_REPEATS):

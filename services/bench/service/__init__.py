@@ -1,1 +1,1 @@
-"""`loraq bench service`: the plane around the engine, through the real broker and the real database."""
+"""`loraq bench service`: everything around the engine, with a real broker and a real database."""

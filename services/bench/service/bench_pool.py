@@ -1,4 +1,4 @@
-"""A pool of its own for one run: topics and tenants that are made before it and removed with every row after it."""
+"""A separate pool for one run: its topics and tenants are created before and removed with all rows afterwards."""
 
 import secrets
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from services.tenants.secrets import SecretBox
 from services.tenants.tenants import add_tenant
 
 NUM_TENANTS = 8
-# One by one, so that no statement runs for longer than the database's timeout.
+# One statement per table, so that none exceeds the database's timeout.
 REMOVALS = (
     "delete from loraq.results where tenant = any($1::text[])",
     "delete from loraq.outbox where tenant = any($1::text[])",
@@ -29,8 +29,8 @@ _log = telemetry.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a run takes place."""
+class BenchPool:
+    """The settings, tenants and database of one run."""
 
     settings: Settings
     tenants: tuple[str, ...]
@@ -38,20 +38,20 @@ class Place:
 
 
 @asynccontextmanager
-async def open_place(settings: Settings) -> AsyncIterator[Place]:
-    """Topics of a fresh pool and fresh tenants; nothing of them is left afterwards."""
+async def open_bench_pool(settings: Settings) -> AsyncIterator[BenchPool]:
+    """A new pool with topics and tenants, which are removed afterwards."""
     name = f"bench-{secrets.token_hex(4)}"
-    ours = settings.model_copy(update={"pool": name})
+    own = settings.model_copy(update={"pool": name})
     tenants = tuple(f"{name}-{index}" for index in range(NUM_TENANTS))
-    async with open_pool(ours) as database:
-        await kafka.ensure_topics(ours)
+    async with open_pool(own) as database:
+        await kafka.ensure_topics(own)
         try:
             async with transaction(database, "add the benchmark's tenants") as connection:
                 for tenant in tenants:
-                    await add_tenant(connection, SecretBox(ours.secret_key), tenant)
-            yield Place(ours, tenants, database)
+                    await add_tenant(connection, SecretBox(own.secret_key), tenant)
+            yield BenchPool(own, tenants, database)
         finally:
-            await _remove_topics(ours)
+            await _remove_topics(own)
             for statement in REMOVALS:
                 await database.execute(statement, list(tenants))
 
@@ -61,5 +61,5 @@ async def _remove_topics(settings: Settings) -> None:
     try:
         async with kafka.admin(settings) as client:
             await client.delete_topics(names)
-    except (RetryableError, KafkaError, NotImplementedError) as error:  # the last: a broker that cannot delete topics
-        _log.warning("Topics not removed", action="bench_topics_left", topics=names, reason=str(error))
+    except (RetryableError, KafkaError, NotImplementedError) as error:  # NotImplementedError: the broker cannot
+        _log.warning("Topics could not be removed", action="bench_topics_left", topics=names, reason=str(error))

@@ -1,11 +1,11 @@
-"""What became of the jobs, read back from the tables after the run."""
+"""Reads the outcomes of the jobs from the database after a run."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from services.bench.service.bench_pool import Place
+from services.bench.service.bench_pool import BenchPool
 from services.bench.service.processes import cost_of, name_of
 from services.postgres.pool import translated
 
@@ -26,7 +26,7 @@ SERVER_PROCESSES = "select pid from pg_stat_activity"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A terminal row and the transaction that wrote it."""
+    """A terminal job row and the transaction that wrote it."""
 
     job_id: UUID
     written_by: int
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`lost`: sent and not terminal, or without its event. `duplicates`: whatever is there beyond one per job."""
+    """`lost`: sent jobs that are not terminal or have no event. `duplicates`: anything beyond one per job."""
 
     rows: int
     lost: int
@@ -46,34 +46,34 @@ class Verdict:
     usage_jobs: int
 
 
-async def progress(place: Place) -> int:
-    """Jobs whose usage is counted: it is in the same transaction as their rows."""
+async def progress(bench: BenchPool) -> int:
+    """The number of jobs whose usage is counted, which happens in the transaction of their rows."""
     with translated("read the benchmark's progress"):
-        return int(await place.database.fetchval(PROGRESS, list(place.tenants)))
+        return int(await bench.database.fetchval(PROGRESS, list(bench.tenants)))
 
 
-async def database_cpu_s(place: Place) -> float:
-    """CPU seconds of the server's processes that run now; 0 where the server is on another machine."""
-    rows = await place.database.fetch(SERVER_PROCESSES)
+async def database_cpu_s(bench: BenchPool) -> float:
+    """CPU seconds of the database server's current processes; 0 if the server is on another machine."""
+    rows = await bench.database.fetch(SERVER_PROCESSES)
     costs = [cost_of(row["pid"]) for row in rows if "postgres" in name_of(row["pid"])]
     return sum(cost.cpu_s for cost in costs)
 
 
-async def terminal_rows(place: Place) -> list[Row]:
-    """Every terminal row of the run."""
+async def terminal_rows(bench: BenchPool) -> list[Row]:
+    """All terminal rows of the run."""
     with translated("read the benchmark's rows"):
-        rows = await place.database.fetch(TERMINAL, list(place.tenants), timeout=120.0)
+        rows = await bench.database.fetch(TERMINAL, list(bench.tenants), timeout=120.0)
     return [Row(**row) for row in rows]
 
 
-async def verdict(place: Place, sent: Iterable[UUID], rows: list[Row]) -> Verdict:
-    """Compare what was sent with what is there."""
+async def verdict(bench: BenchPool, sent: Iterable[UUID], rows: list[Row]) -> Verdict:
+    """Compare the sent jobs with the rows in the database."""
     with translated("count the benchmark's rows"):
-        effects = await place.database.fetchrow(EFFECTS, list(place.tenants), timeout=120.0)
+        effects = await bench.database.fetchrow(EFFECTS, list(bench.tenants), timeout=120.0)
     assert effects is not None
     ended = {row.job_id for row in rows}
     missing = sum(1 for job_id in sent if job_id not in ended)
-    usage_jobs = await progress(place)
+    usage_jobs = await progress(bench)
     twice = (
         len(rows) - len(ended) + effects["results"] - effects["with_result"] + effects["effects"]
         - effects["with_effect"] + max(0, usage_jobs - effects["results"])

@@ -1,7 +1,7 @@
-"""From a record's due time to the moment at which another connection sees its row.
+"""Measures the time from when a record is due until another connection sees its job's terminal row.
 
-A row names the transaction that wrote it. A watcher that looks at the database's snapshot at every notification knows
-when each transaction became visible, without reading a row while the run is on.
+Each row holds the id of the transaction that wrote it. A watcher that takes a snapshot of the database at every
+notification knows when each transaction became visible, without reading rows during the run.
 """
 
 import asyncio
@@ -12,41 +12,41 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from services.bench.service.bench_pool import Place
+from services.bench.service.bench_pool import BenchPool
 
 CHANNEL = "loraq_outbox"
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What was visible at a moment: transactions below `xmax` that are not in `running`."""
+    """What was visible at `at_ns`: transactions below `xmax` that are not in `running`."""
 
     at_ns: int
     xmax: int
     running: frozenset[int]
 
     def shows(self, transaction: int) -> bool:
-        """Whether the transaction's rows could be seen, given that it has committed by now."""
+        """Whether the rows of a transaction that has committed since were visible."""
         return transaction < self.xmax and transaction not in self.running
 
 
 def snapshot(text: str, at_ns: int) -> Snapshot:
-    """Of the database's own form, `xmin:xmax:xip,…`."""
+    """Parse the database's text form, `xmin:xmax:xip,…`."""
     _, xmax, running = text.split(":")
     return Snapshot(at_ns, int(xmax), frozenset(int(each) for each in running.split(",") if each))
 
 
 def first_seen_ns(transaction: int, snapshots: list[Snapshot]) -> int | None:
-    """When a committed transaction was first seen; None if it never was. Snapshots are in the order of time."""
-    place = bisect_left(snapshots, True, key=lambda each: each.shows(transaction))
-    return snapshots[place].at_ns if place < len(snapshots) else None
+    """When a committed transaction was first visible; None if it never was. Snapshots are in chronological order."""
+    index = bisect_left(snapshots, True, key=lambda each: each.shows(transaction))
+    return snapshots[index].at_ns if index < len(snapshots) else None
 
 
 class Watcher:
-    """Notes a snapshot at every commit of a batch, on a connection of its own."""
+    """Takes a snapshot at every commit of a batch, on its own connection."""
 
-    def __init__(self, place: Place) -> None:
-        self._url = place.settings.database_url.get_secret_value()
+    def __init__(self, bench: BenchPool) -> None:
+        self._url = bench.settings.database_url.get_secret_value()
         self._wake = asyncio.Event()
         self.snapshots: list[Snapshot] = []
 
@@ -65,5 +65,5 @@ class Watcher:
 
 
 def percentile(ordered: list[float], share: float) -> float:
-    """The least value of an ordered, non-empty list that at least `share` of it does not exceed: the nearest rank."""
+    """The nearest-rank percentile of a sorted, non-empty list: the least value that `share` of it does not exceed."""
     return ordered[max(math.ceil(share * len(ordered)), 1) - 1]

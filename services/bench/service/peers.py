@@ -1,10 +1,10 @@
-"""What the same machine does by other means, with the records of the run: each in a process of its own.
+"""Other consumers for comparison, with the records of the run, each in its own process.
 
 python -m services.bench.service.peers faststream COUNT WORKERS     validates with pydantic, writes one row per job
 python -m services.bench.service.peers bare COUNT                   decodes JSON, writes two rows per job, 500 at a time
 
-Both read the run's topic in a group of their own and write to tables of their own, on the same broker and database.
-Each prints one JSON object: jobs and the seconds from its first record to its last commit.
+Both read the run's topic in their own group and write to their own tables, on the same broker and database. Each prints
+one JSON object: the number of jobs, and the seconds from its first record to its last commit.
 """
 
 import asyncio
@@ -20,9 +20,8 @@ from services.postgres.pool import Pool, open_pool
 from services.process.settings import Settings, load_settings
 
 BATCH = 500
-SCHEMA = "loraq_bench"
-# Two runs side by side must not drop each other's tables.
-MAKE = """
+SCHEMA = "loraq_bench"  # a prefix: concurrent runs must not drop each other's tables
+CREATE = """
 create schema if not exists {schema};
 create table {schema}.jobs (
     tenant text not null, job_id uuid not null, prompt text not null, primary key (tenant, job_id)
@@ -38,22 +37,22 @@ insert into {schema}.{table} select * from unnest($1::text[], $2::uuid[], $3::te
 
 
 async def faststream(settings: Settings, pool: Pool, schema: str, count: int, workers: int) -> float:
-    """A FastStream consumer as its documentation writes one; returns seconds for `count` jobs.
+    """A FastStream consumer as in its documentation; returns the seconds for `count` jobs.
 
-    Its handler is spared a second validation: the decoder makes the model from the record's bytes.
+    The decoder builds the model from the record's bytes, which saves the handler a second validation.
     """
-    from faststream.kafka import KafkaBroker  # the command has looked whether it is there
+    from faststream.kafka import KafkaBroker  # the command has checked that it is installed
 
     broker = KafkaBroker(settings.kafka_bootstrap, logger=None)
-    done, began, handled = asyncio.Event(), 0.0, 0
+    done, start, handled = asyncio.Event(), 0.0, 0
     insert = INSERT_ONE.format(schema=schema)
 
     async def decode(message: Any) -> JobRequest:
         return JobRequest.model_validate_json(message.body)
 
     async def handle(job: JobRequest) -> None:
-        nonlocal began, handled
-        began = began or time.monotonic()
+        nonlocal start, handled
+        start = start or time.monotonic()
         await pool.execute(insert, job.tenant, job.job_id, job.prompt)
         handled += 1
         if handled >= count:
@@ -69,24 +68,24 @@ async def faststream(settings: Settings, pool: Pool, schema: str, count: int, wo
     subscribe(handle)
     await broker.start()
     await done.wait()
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - start
     await broker.stop()
     return seconds
 
 
 async def bare(settings: Settings, pool: Pool, schema: str, count: int) -> float:
-    """The limit: no validation, no states, no fences; two rows per job. Returns seconds for `count` jobs."""
+    """The upper limit: two rows per job without validation, states and fencing; returns seconds for `count` jobs."""
     consumer = kafka.job_consumer(settings.model_copy(update={"pool": f"{settings.pool}.{schema}"}))
     topic = settings.jobs_topic(settings.lanes[0])
     consumer.subscribe([topic])
     await consumer.start()
-    await consumer.seek_to_beginning()  # the worker's consumer chooses no position by itself
-    handled, began = 0, 0.0
+    await consumer.seek_to_beginning()  # the worker's consumer has no default position
+    handled, start = 0, 0.0
     statements = [INSERT_MANY.format(schema=schema, table=table) for table in ("jobs", "results")]
     try:
         while handled < count:
             batches = await consumer.getmany(timeout_ms=1000, max_records=BATCH)
-            began = began or time.monotonic()
+            start = start or time.monotonic()
             jobs = [json.loads(message.value) for messages in batches.values() for message in messages]
             if jobs:
                 columns = [[job[name] for job in jobs] for name in ("tenant", "job_id", "prompt")]
@@ -95,17 +94,17 @@ async def bare(settings: Settings, pool: Pool, schema: str, count: int) -> float
                         await connection.execute(statement, *columns)
                 await consumer.commit()
             handled += len(jobs)
-        return time.monotonic() - began
+        return time.monotonic() - start
     finally:
         await consumer.stop()
 
 
 async def measure(name: str, count: int, workers: int) -> dict[str, object]:
-    """Run one peer in tables that are dropped afterwards."""
+    """Run one peer in its own schema, which is dropped afterwards, also if this is cancelled."""
     settings = load_settings()
     schema = f"{SCHEMA}_{secrets.token_hex(4)}"
     async with open_pool(settings) as pool:
-        await pool.execute(MAKE.format(schema=schema))
+        await pool.execute(CREATE.format(schema=schema))
         try:
             if name == "faststream":
                 seconds = await faststream(settings, pool, schema, count, workers)
@@ -118,7 +117,7 @@ async def measure(name: str, count: int, workers: int) -> dict[str, object]:
 
 
 def main(name: str, count: str, workers: str = "1") -> None:
-    """Measure and say so."""
+    """Measure and print the result."""
     sys.stdout.write(json.dumps(asyncio.run(measure(name, int(count), int(workers)))) + "\n")
 
 

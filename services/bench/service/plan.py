@@ -1,4 +1,4 @@
-"""What a run sends: jobs that depend on their number and the run's beginning alone, so that each can be looked for."""
+"""The jobs of a run. They depend on their number and the run's start time alone, so that each can be looked up."""
 
 import hashlib
 import json
@@ -13,25 +13,25 @@ JOBS_PER_MS = 8
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Jobs of one run, numbered from 0: the first `jobs` all at once, then `paced` at a steady rate.
+    """The jobs of one run, numbered from 0: the first `jobs` are sent at once, then `paced` at a steady rate.
 
-    `began_ms` is milliseconds since 1970; ids carry it.
+    `started_ms` is Unix time in milliseconds; ids contain it.
     """
 
     jobs: int
     paced: int
     tenants: tuple[str, ...]
-    began_ms: int
+    started_ms: int
 
     def job_id(self, index: int) -> UUID:
-        """UUIDv7 of a job: times rise with the numbers, the rest is as good as random."""
-        digest = hashlib.blake2b(b"%d %d" % (self.began_ms, index), digest_size=10).digest()
+        """The UUIDv7 of a job: the time increases with the number, the rest is a hash."""
+        digest = hashlib.blake2b(b"%d %d" % (self.started_ms, index), digest_size=10).digest()
         random = int.from_bytes(digest, "big")
-        timestamp = (self.began_ms + index // JOBS_PER_MS) & (2**48 - 1)
+        timestamp = (self.started_ms + index // JOBS_PER_MS) & (2**48 - 1)
         return UUID(int=timestamp << 80 | 0x7 << 76 | (random >> 68) << 64 | 0b10 << 62 | random & (2**62 - 1))
 
     def value(self, index: int) -> bytes:
-        """The record of a job; it asks for the base model, so that nothing but the plane is measured."""
+        """The value of a job's record; it uses the base model, so that no adapter loads are measured."""
         request = {
             "job_id": str(self.job_id(index)),
             "tenant": self.tenants[index % len(self.tenants)],
@@ -42,5 +42,5 @@ class Plan:
         return json.dumps(request).encode()
 
     def ids(self) -> Iterator[UUID]:
-        """The id of every job that was sent."""
+        """The ids of all sent jobs."""
         return (self.job_id(index) for index in range(self.jobs + self.paced))

@@ -1,4 +1,4 @@
-"""The processes of a run: each a child that ends with this one, its settings given by the environment."""
+"""The processes of a run: children that end with this process, configured by environment variables."""
 
 import asyncio
 import json
@@ -25,12 +25,12 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def _command(arguments: Sequence[str]) -> list[str]:
-    ends_with_us = [sys.executable, "-I", "-S", child.__file__, str(os.getpid()), str(int(signal.SIGKILL)), "-1"]
-    return [*ends_with_us, sys.executable, "-m", *arguments]
+    ends_with_parent = [sys.executable, "-I", "-S", child.__file__, str(os.getpid()), str(int(signal.SIGKILL)), "-1"]
+    return [*ends_with_parent, sys.executable, "-m", *arguments]
 
 
 async def run_module(arguments: Sequence[str], env: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
-    """Run `python -m …` to its end; returns the JSON object of its last line. Raises PermanentError."""
+    """Run `python -m …` to its end and return the JSON object of its last line; raises PermanentError on failure."""
     process = await asyncio.create_subprocess_exec(
         *_command(arguments), env={**os.environ, **env}, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -46,13 +46,13 @@ async def run_module(arguments: Sequence[str], env: Mapping[str, str], timeout_s
     if process.returncode != 0:
         tail = errors.decode("utf-8", "replace")[-LOG_TAIL_CHARS:].strip()
         raise PermanentError(f"{arguments[0]} ended with status {process.returncode}: {tail}")
-    answer: dict[str, Any] = json.loads(output.decode().splitlines()[-1])
-    return answer
+    result: dict[str, Any] = json.loads(output.decode().splitlines()[-1])
+    return result
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What processes have used so far. CPU in seconds, memory in bytes."""
+    """Resources used by processes: CPU in seconds, memory in bytes."""
 
     cpu_s: float
     rss_bytes: int
@@ -67,7 +67,7 @@ class WorkerProcess:
         self._port = port
 
     async def until_ready(self) -> None:
-        """Wait for /readyz; raises RetryableError with the end of its log."""
+        """Wait until it is ready; raises RetryableError with the end of its log if it is not in time."""
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 while not await asyncio.to_thread(self._is_ready):
@@ -90,7 +90,7 @@ class WorkerProcess:
             return False
 
     def check_alive(self) -> None:
-        """Raises RetryableError with the end of its log when it has ended."""
+        """Raise RetryableError with the end of its log if it has ended."""
         if self._process.returncode is not None:
             raise RetryableError(f"the worker ended with status {self._process.returncode}: {self._tail()}")
 
@@ -98,16 +98,16 @@ class WorkerProcess:
         return self._log.read_text(errors="replace")[-LOG_TAIL_CHARS:].strip()
 
     def cost(self) -> Cost:
-        """The worker's own process."""
+        """The resources of the worker's own process."""
         return cost_of(self._process.pid)
 
     def engine_cost(self) -> Cost:
-        """Its children: the engine's process."""
+        """The resources of its children: the engine process."""
         costs = [cost_of(pid) for pid in children_of(self._process.pid)]
         return Cost(sum(cost.cpu_s for cost in costs), sum(cost.rss_bytes for cost in costs))
 
     async def stop(self) -> None:
-        """Let it drain; kill it if it does not end."""
+        """Let it drain; kill it after STOP_TIMEOUT_S."""
         if self._process.returncode is None:
             self._process.terminate()
         try:
@@ -120,7 +120,7 @@ class WorkerProcess:
 
 @asynccontextmanager
 async def running_worker(engine: str, env: Mapping[str, str], directory: Path) -> AsyncIterator[WorkerProcess]:
-    """A worker, started and not waited for; stopped at the end."""
+    """A started worker, possibly not ready yet; it is stopped at the end."""
     log, port = directory / "worker.log", directory / "worker.port"
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
@@ -138,7 +138,7 @@ async def running_worker(engine: str, env: Mapping[str, str], directory: Path) -
 
 
 def cost_of(pid: int) -> Cost:
-    """A process's use so far; nothing where it is gone or the system does not tell (anything but Linux)."""
+    """The resources of a process; zero if it is gone or the system is not Linux."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -147,7 +147,7 @@ def cost_of(pid: int) -> Cost:
 
 
 def name_of(pid: int) -> str:
-    """A process's name; empty where it is gone or the system does not tell."""
+    """The name of a process; empty if it is gone or the system is not Linux."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
@@ -155,7 +155,7 @@ def name_of(pid: int) -> str:
 
 
 def children_of(pid: int) -> list[int]:
-    """Ids of a process's children."""
+    """The ids of a process's children."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -163,7 +163,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def machine_cpu_s() -> float:
-    """CPU seconds that the whole machine has spent working since it started; 0 where the system does not tell."""
+    """CPU seconds that the machine was busy since its start; 0 if the system is not Linux."""
     try:
         user, nice, system, _idle, _wait, *rest = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
     except OSError:

@@ -1,4 +1,4 @@
-"""What a run found."""
+"""The report of the service benchmark."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 class ServiceReport:
     """One run. Times in milliseconds unless named otherwise, memory in MB of 10^6 bytes, CPU in microseconds per job.
 
-    `jobs_per_s` is from the first job's taking to the last one's row, by the database's clock, with every job waiting
-    in the topic. `p50_ms` and the like are from the moment at which a record was due to the moment at which another
-    connection sees the job's row, at `rate_per_s`. `lost`: sent and not terminal, or without an outbox row.
-    `duplicates`: rows, results, outbox rows or usage beyond one per job. `rss_mb_tenths` is the worker's memory, its
-    engine process included, after each tenth of the jobs; `database_cpu_us` is of the server's processes, 0
-    where it runs elsewhere; `machine_cpu_us` covers everything that ran on the machine.
+    `jobs_per_s` is measured from the first accepted job to the last terminal row, by the database's clock, with all
+    jobs in the topic beforehand. `p50_ms` and so on are measured at `rate_per_s`, from when a record was due until
+    another connection sees the job's terminal row. `lost`: sent jobs that are not terminal or have no outbox row.
+    `duplicates`: rows, results, outbox rows or usage beyond one per job. `rss_mb_tenths` is the memory of the worker
+    with its engine process after each tenth of the jobs; `database_cpu_us` is that of the database server's processes,
+    0 if it runs elsewhere; `machine_cpu_us` covers everything on the machine.
     """
 
     jobs_per_s: float

@@ -1,4 +1,4 @@
-"""`loraq bench engine` says how fast the engine is, as one JSON object."""
+"""`loraq bench engine` reports the engine's performance as one JSON object."""
 
 import json
 from pathlib import Path
@@ -60,15 +60,15 @@ def test_distinct_adapters_and_cold_start(model: Path, adapters: Path) -> None:
 
 
 def test_random_adapters_where_no_directory_is_given(model: Path) -> None:
-    """Of all seven projections, at ranks in turn, the same in every run."""
+    """For all seven projections, with ranks in turn, the same in every run."""
     config = read_model_config(model)
     files = []
     for _ in range(2):
-        with adapter_dirs(None, config, 5) as made:
-            checked = [check(path, config).info for path in made]
+        with adapter_dirs(None, config, 5) as created:
+            checked = [check(path, config).info for path in created]
             assert [info.rank for info in checked] == [8, 16, 32, 64, 8]
             assert {len(info.target_modules) for info in checked} == {7}
-            files.append([adapter_digest(path) for path in made])
+            files.append([adapter_digest(path) for path in created])
     assert files[0] == files[1]
     assert len(set(files[0])) == 5
     result = CliRunner().invoke(bench, arguments(model, "--distinct", "2", "--json"), catch_exceptions=False)
@@ -85,7 +85,7 @@ def test_many_registered_and_few_in_use(model: Path, adapters: Path) -> None:
 
 
 def test_popularity_by_zipfs_law_in_a_small_pool(model: Path, adapters: Path) -> None:
-    """Adapters that do not fit at once are read again, and the report says how often and what that moves."""
+    """Adapters that do not fit at once are loaded again, and the report has the number and size of the loads."""
     pool = ("--pool-bytes", str(128 * 1024), "--requests", "24", "--batch", "2")
     more = ("--adapters", str(adapters), "--registered", "30", "--popularity", "zipf", "--json", *pool)
     result = CliRunner().invoke(bench, arguments(model, *more), catch_exceptions=False)
@@ -99,7 +99,7 @@ def test_popularity_by_zipfs_law_in_a_small_pool(model: Path, adapters: Path) ->
     assert 0 < report["hit_rate"] < 1
 
 
-def test_zipf_draws_the_first_most_often_and_anew_in_every_run() -> None:
+def test_zipf_draws_the_first_most_often_and_differently_in_every_run() -> None:
     drawn = zipf(10_000, 1000, 1)
     assert drawn != zipf(10_000, 1000, 2)
     assert drawn == zipf(10_000, 1000, 1)
@@ -107,11 +107,11 @@ def test_zipf_draws_the_first_most_often_and_anew_in_every_run() -> None:
     assert max(drawn) > 900
 
 
-def test_cycle_names_each_in_turn() -> None:
+def test_cycle_uses_each_in_turn() -> None:
     assert cycle(5, 2) == [0, 1, 0, 1, 0]
 
 
-def test_for_people(model: Path) -> None:
+def test_the_table(model: Path) -> None:
     result = CliRunner().invoke(bench, arguments(model), catch_exceptions=False)
     assert "output_tokens_per_s" in result.stdout
 
@@ -119,21 +119,21 @@ def test_for_people(model: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (["--distinct", "9", "--adapters", "ADAPTERS"], "holds 3 adapters, fewer than --distinct 9"),
+        (["--distinct", "9", "--adapters", "ADAPTERS"], "contains 3 adapters, fewer than --distinct 9"),
         (
             ["--registered", "9", "--distinct", "10"],
-            "--registered 9 needs --distinct of at least 1",
+            "--registered 9 needs --distinct between 1 and 9",
         ),
         (["--popularity", "zipf", "--distinct", "2"], "draws from --registered N adapters"),
         (["--new-tokens", "600"], "exceed the model's context of 512 tokens"),
     ],
 )
-def test_says_what_is_missing(model: Path, adapters: Path, more: list[str], sentence: str) -> None:
+def test_invalid_options_are_reported(model: Path, adapters: Path, more: list[str], sentence: str) -> None:
     given = [str(adapters) if word == "ADAPTERS" else word for word in more]
     with pytest.raises(InputError, match=sentence):
         CliRunner().invoke(bench, arguments(model, *given), catch_exceptions=False)
 
 
-def test_prompts_depend_on_their_number_alone() -> None:
+def test_prompts_depend_on_their_number_only() -> None:
     assert prompt(3, 8, 49152)[:5] == prompt(3, 5, 49152)
     assert prompt(0, 4, 49152) == [8843, 27220, 34442, 21214]

@@ -1,4 +1,4 @@
-"""`loraq bench service` counts what it sent, and leaves nothing behind."""
+"""`loraq bench service` accounts for every job and leaves nothing behind."""
 
 import json
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from schemas.job import JobRequest
 from services.bench import commands
-from services.bench.service.bench_pool import open_place
+from services.bench.service.bench_pool import open_bench_pool
 from services.bench.service.check import Row, terminal_rows, verdict
 from services.bench.service.latency import Snapshot, first_seen_ns, percentile, snapshot
 from services.bench.service.plan import Plan
@@ -21,17 +21,17 @@ from tests.processes import loraq
 
 pytestmark = pytest.mark.slow
 
-PLAN = Plan(jobs=30, paced=10, tenants=("a-1", "a-2"), began_ms=1_790_000_000_000)
+PLAN = Plan(jobs=30, paced=10, tenants=("a-1", "a-2"), started_ms=1_790_000_000_000)
 
 
-def test_every_job_has_an_id_of_its_own_and_is_valid() -> None:
+def test_every_job_is_valid_and_has_a_unique_id() -> None:
     ids = list(PLAN.ids())
     assert len(set(ids)) == 40
     assert {each.version for each in ids} == {7}
     assert [JobRequest.model_validate_json(PLAN.value(index)).job_id for index in range(40)] == ids
 
 
-def test_a_transaction_is_seen_by_the_first_snapshot_that_shows_it() -> None:
+def test_a_transaction_is_seen_in_the_first_snapshot_that_shows_it() -> None:
     snapshots = [
         snapshot(text, at) for at, text in enumerate(("100:100:", "100:103:100,102", "102:104:102", "104:104:"))
     ]
@@ -40,7 +40,7 @@ def test_a_transaction_is_seen_by_the_first_snapshot_that_shows_it() -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.01, 1.0))
-def test_a_percentile_is_exceeded_by_no_more_than_the_rest(values: list[float], share: float) -> None:
+def test_a_percentile_is_the_nearest_rank(values: list[float], share: float) -> None:
     ordered = sorted(values)
     found = percentile(ordered, share)
     assert sum(1 for value in ordered if value <= found) >= share * len(ordered)
@@ -62,22 +62,22 @@ async def test_a_run_loses_nothing_and_leaves_nothing(report: dict[str, object],
     assert (report["lost"], report["duplicates"]) == (0, 0)
     assert report["jobs_per_s"] == pytest.approx(300 / float(str(report["wall_s"])), rel=0.01)
     assert 0 < float(str(report["p50_ms"])) <= float(str(report["p99_ms"])) <= float(str(report["max_ms"]))
-    async with open_place(settings) as place:
-        assert await place.database.fetchval("select count(*) from loraq.jobs") == 0
-        assert await place.database.fetchval("select count(*) from loraq.outbox") == 0
+    async with open_bench_pool(settings) as bench:
+        assert await bench.database.fetchval("select count(*) from loraq.jobs") == 0
+        assert await bench.database.fetchval("select count(*) from loraq.outbox") == 0
     async with kafka.admin(settings) as client:
         assert not [name for name in await client.list_topics() if name.startswith(settings.topic_prefix)]
 
 
-async def test_what_is_missing_or_there_twice_is_counted(settings: Settings) -> None:
-    async with open_place(settings) as place:
+async def test_missing_and_duplicate_rows_are_counted(settings: Settings) -> None:
+    async with open_bench_pool(settings) as bench:
         ids = [uuid7() for _ in range(3)]
-        async with transaction(place.database) as connection:
+        async with transaction(bench.database) as connection:
             for job_id in (ids[0], ids[1]):
                 await connection.execute(
                     "insert into loraq.jobs (tenant, job_id, pool, lane, state, accepted_on, accepted_at, finished_at)"
                     " values ($1, $2, 'p', 'batch', 'succeeded', current_date, now(), now())",
-                    place.tenants[0],
+                    bench.tenants[0],
                     job_id,
                 )
             for kind in ("event", "webhook"):
@@ -86,19 +86,19 @@ async def test_what_is_missing_or_there_twice_is_counted(settings: Settings) -> 
                     " values ($1, $2, $3, $4, 'p', 'job.succeeded', '{}')",
                     uuid7(),
                     kind,
-                    place.tenants[0],
+                    bench.tenants[0],
                     ids[0],
                 )
-        rows = await terminal_rows(place)
-        found = await verdict(place, ids, rows)
+        rows = await terminal_rows(bench)
+        found = await verdict(bench, ids, rows)
         assert found.rows == 2
         assert found.lost == 2, "one has no row, and one has no outbox row"
         assert found.duplicates == 1, "one has two outbox rows"
-        again = await verdict(place, ids, [*rows, Row(ids[0], 1, rows[0].accepted_at, rows[0].finished_at)])
+        again = await verdict(bench, ids, [*rows, Row(ids[0], 1, rows[0].accepted_at, rows[0].finished_at)])
         assert again.duplicates == 2
 
 
-def test_peers_that_are_not_installed_are_named_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_peer_is_reported_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match="FastStream, which is missing: in the clone, pip install"):
+    with pytest.raises(InputError, match="FastStream, which is not installed: in the clone, pip install"):
         commands.bench.main(["service", "--peers"], standalone_mode=False)
