@@ -2,18 +2,17 @@
 
 import asyncio
 import json
-import signal
 import sys
-from collections.abc import Coroutine
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from engine import EngineConfig, EngineError
 from services.bench.scheduling.command import scheduling
+from services.bench.termination import cancelled_by_sigterm, interrupted_by_sigterm
 from services.cli.output import Real
 from services.errors import ConfigError, InputError
 from services.process.settings import load_settings
@@ -119,7 +118,10 @@ def engine(
         prefix_cache=False,  # every run sends the same prompts
     )
     try:
-        with adapter_dirs(adapters, read_model_config(config.model_dir), count) as originals:
+        with (
+            interrupted_by_sigterm(),
+            adapter_dirs(adapters, read_model_config(config.model_dir), count) as originals,
+        ):
             if adapters and not registered and len(originals) < distinct:
                 raise InputError(f"{adapters} contains {len(originals)} adapters, fewer than --distinct {distinct}")
             with copies(originals, count) as registry:
@@ -159,7 +161,10 @@ def service(
     if peers and find_spec("faststream") is None:
         raise InputError("--peers needs FastStream, which is not installed: in the clone, pip install -e '.[bench]'")
     options = RunOptions(jobs, engine_name, batch, backlog, rate, peers)
-    report = asyncio.run(_until_terminated(run_service(load_settings(), options, sys.stderr)))
+    try:
+        report = asyncio.run(cancelled_by_sigterm(run_service(load_settings(), options, sys.stderr)))
+    except asyncio.CancelledError:
+        raise click.Abort from None
     click.echo(json.dumps(asdict(report)) if as_json else _table(report))
 
 
@@ -172,16 +177,6 @@ def _registered(registered: int, distinct: int, popularity: str) -> int:
     if registered and not 0 < distinct <= registered:
         raise InputError(f"--registered {registered} needs --distinct between 1 and {registered}")
     return registered or distinct
-
-
-async def _until_terminated(work: Coroutine[Any, Any, "ServiceReport"]) -> "ServiceReport":
-    """Await `work`; SIGTERM cancels it as Ctrl-C does."""
-    task = asyncio.ensure_future(work)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        raise click.Abort from None
 
 
 def _base_model() -> Path:

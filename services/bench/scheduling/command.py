@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from engine import EngineConfig, EngineError
+from services.bench.termination import interrupted_by_sigterm
 from services.errors import ConfigError, InputError
 from services.process.settings import load_settings
 
@@ -52,7 +53,7 @@ class Options:
     default=(4000, 24000),
     show_default=True,
     type=click.IntRange(1),
-    help="Tokens of later arrivals that may go before a job; each is measured beside first come, first served.",
+    help="Tokens of later arrivals that may overtake a job; each is compared with first come, first served.",
 )
 @click.option("--repeats", default=1, show_default=True, type=click.IntRange(1), help="Interleaved rounds.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the first round's queue.")
@@ -81,6 +82,7 @@ def scheduling(**given: object) -> None:
     throttle = Throttle(*options.store) if options.store else None
     try:
         with (
+            interrupted_by_sigterm(),
             adapter_dirs(None, read_model_config(config.model_dir), options.adapters) as originals,
             copies(originals, options.adapters) as registry,
         ):
@@ -118,6 +120,6 @@ def _shape(model: "ModelConfig") -> dict[str, int | bool]:
 
 def _table(ratios: dict[str, dict[str, float]]) -> str:
     names = list(next(iter(ratios.values())))
-    head = f"{'beside first come':<20}" + "".join(f"{name:>20}" for name in names)
+    head = f"{'vs. first come':<20}" + "".join(f"{name:>20}" for name in names)
     rows = [f"{policy:<20}" + "".join(f"{each[name]:>20.3f}" for name in names) for policy, each in ratios.items()]
     return "\n".join([head, *rows])

@@ -18,6 +18,7 @@ from services.tenants.tenants import add_tenant
 NUM_TENANTS = 8
 # One statement per table, so that none exceeds the database's timeout.
 REMOVALS = (
+    "delete from loraq.parked_jobs where tenant = any($1::text[])",
     "delete from loraq.results where tenant = any($1::text[])",
     "delete from loraq.outbox where tenant = any($1::text[])",
     "delete from loraq.jobs where tenant = any($1::text[])",
@@ -39,13 +40,13 @@ class BenchPool:
 
 @asynccontextmanager
 async def open_bench_pool(settings: Settings) -> AsyncIterator[BenchPool]:
-    """A new pool with topics and tenants, which are removed afterwards."""
+    """A new pool with topics and tenants, which are removed afterwards, also if the block is cancelled."""
     name = f"bench-{secrets.token_hex(4)}"
     own = settings.model_copy(update={"pool": name})
     tenants = tuple(f"{name}-{index}" for index in range(NUM_TENANTS))
     async with open_pool(own) as database:
-        await kafka.ensure_topics(own)
         try:
+            await kafka.ensure_topics(own)
             async with transaction(database, "add the benchmark's tenants") as connection:
                 for tenant in tenants:
                     await add_tenant(connection, SecretBox(own.secret_key), tenant)

@@ -4,7 +4,8 @@ python -m services.bench.service.peers faststream COUNT WORKERS     validates wi
 python -m services.bench.service.peers bare COUNT                   decodes JSON, writes two rows per job, 500 at a time
 
 Both read the run's topic in their own group and write to their own tables, on the same broker and database. Each prints
-one JSON object: the number of jobs, and the seconds from its first record to its last commit.
+one JSON object: the number of jobs, and the seconds from its first record to its last commit. SIGTERM ends it and drops
+its tables.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ import time
 from typing import Any
 
 from schemas.job import JobRequest
+from services.bench.termination import cancelled_by_sigterm
 from services.kafka import clients as kafka
 from services.postgres.pool import Pool, open_pool
 from services.process.settings import Settings, load_settings
@@ -104,21 +106,21 @@ async def measure(name: str, count: int, workers: int) -> dict[str, object]:
     settings = load_settings()
     schema = f"{SCHEMA}_{secrets.token_hex(4)}"
     async with open_pool(settings) as pool:
-        await pool.execute(CREATE.format(schema=schema))
         try:
+            await pool.execute(CREATE.format(schema=schema))
             if name == "faststream":
                 seconds = await faststream(settings, pool, schema, count, workers)
             else:
                 seconds = await bare(settings, pool, schema, count)
             written = await pool.fetchval(f"select count(*) from {schema}.jobs")  # noqa: S608  # a name of our own
         finally:
-            await pool.execute(f"drop schema {schema} cascade")
+            await pool.execute(f"drop schema if exists {schema} cascade")
     return {"jobs": written, "seconds": seconds}
 
 
 def main(name: str, count: str, workers: str = "1") -> None:
     """Measure and print the result."""
-    sys.stdout.write(json.dumps(asyncio.run(measure(name, int(count), int(workers)))) + "\n")
+    sys.stdout.write(json.dumps(asyncio.run(cancelled_by_sigterm(measure(name, int(count), int(workers))))) + "\n")
 
 
 if __name__ == "__main__":

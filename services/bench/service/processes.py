@@ -18,6 +18,7 @@ from services.localstack import child
 
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 40.0
+TERMINATE_TIMEOUT_S = 10.0
 POLL_S = 0.1
 LOG_TAIL_CHARS = 2000
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -30,7 +31,10 @@ def _command(arguments: Sequence[str]) -> list[str]:
 
 
 async def run_module(arguments: Sequence[str], env: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
-    """Run `python -m …` to its end and return the JSON object of its last line; raises PermanentError on failure."""
+    """Run `python -m …` to its end and return the JSON object of its last line; raises PermanentError on failure.
+
+    If this is cancelled or times out, the process is terminated, so that it removes what it created.
+    """
     process = await asyncio.create_subprocess_exec(
         *_command(arguments), env={**os.environ, **env}, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -40,14 +44,25 @@ async def run_module(arguments: Sequence[str], env: Mapping[str, str], timeout_s
     except TimeoutError as error:
         raise PermanentError(f"{arguments[0]} did not end within {timeout_s:g} s") from error
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await _terminate(process)
     if process.returncode != 0:
         tail = errors.decode("utf-8", "replace")[-LOG_TAIL_CHARS:].strip()
         raise PermanentError(f"{arguments[0]} ended with status {process.returncode}: {tail}")
     result: dict[str, Any] = json.loads(output.decode().splitlines()[-1])
     return result
+
+
+async def _terminate(process: asyncio.subprocess.Process) -> None:
+    """Terminate a process that still runs; kill it after TERMINATE_TIMEOUT_S."""
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        async with asyncio.timeout(TERMINATE_TIMEOUT_S):
+            await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
 
 
 @dataclass(frozen=True, slots=True)

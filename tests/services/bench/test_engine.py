@@ -1,8 +1,10 @@
 """`loraq bench engine` reports the engine's performance as one JSON object."""
 
 import json
+import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -13,7 +15,10 @@ from services.bench.commands import bench
 from services.bench.engine.adapters import adapter_dirs, cycle, zipf
 from services.bench.engine.run import prompt
 from services.errors import InputError
+from services.process.settings import Settings
 from tests.builders import lora_adapter, tiny_llama
+from tests.processes import spawn
+from tests.waiting import eventually_sync
 
 
 @pytest.fixture(scope="module")
@@ -137,3 +142,36 @@ def test_invalid_options_are_reported(model: Path, adapters: Path, more: list[st
 def test_prompts_depend_on_their_number_only() -> None:
     assert prompt(3, 8, 49152)[:5] == prompt(3, 5, 49152)
     assert prompt(0, 4, 49152) == [8843, 27220, 34442, 21214]
+
+
+ENDLESS = ("--distinct", "3", "--registered", "9", "--repeats", "100000")
+SCHEDULING = (
+    "--adapters",
+    "9",
+    "--jobs",
+    "100000",
+    "--prompt-len",
+    "4",
+    "--new-tokens",
+    "4",
+    "--pool-bytes",
+    "1500000",
+)
+
+
+@pytest.mark.parametrize(("benchmark", "progress"), [("engine", "run 1 of"), ("scheduling", "")])
+def test_a_run_ended_by_sigterm_leaves_nothing(
+    model: Path, tmp_path: Path, settings: Settings, benchmark: str, progress: str
+) -> None:
+    scheduling = ["scheduling", "--model", str(model), *SCHEDULING]
+    command = arguments(model, *ENDLESS) if benchmark == "engine" else scheduling
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with spawn(["bench", *command], settings, {"TMPDIR": str(scratch)}, ready_timeout_s=None) as process:
+        eventually_sync(lambda: len(list(scratch.glob("loraq-bench-*"))) == 2, what="random adapters and their copies")
+        eventually_sync(lambda: progress in process.log, what="the first run")
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 1
+    assert list(scratch.iterdir()) == []
+    assert not [child for child in children if child.is_running()]

@@ -16,7 +16,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("store", [(), ("--store", "0.001", "1e9")])
-def test_every_bound_is_measured_beside_first_come(model: Path, store: tuple[str, ...]) -> None:
+def test_every_bound_is_compared_with_first_come(model: Path, store: tuple[str, ...]) -> None:
     sizes = ("--adapters", 12, "--jobs", 40, "--pool-bytes", 1_500_000, "--batch", 4, "--prompt-len", 4)
     bounds = ("--new-tokens", 4, "--bound", 16, "--bound", 80, "--repeats", 2)
     arguments = ["scheduling", "--model", model, *sizes, *bounds, *store, "--json"]

@@ -1,7 +1,12 @@
 """`loraq bench service` accounts for every job and leaves nothing behind."""
 
+import asyncio
 import json
+import os
+import signal
+from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,12 +17,14 @@ from services.bench.service.bench_pool import open_bench_pool
 from services.bench.service.check import Row, terminal_rows, verdict
 from services.bench.service.latency import Snapshot, first_seen_ns, percentile, snapshot
 from services.bench.service.plan import Plan
+from services.bench.service.processes import run_module
 from services.client.identifiers import uuid7
 from services.errors import InputError
 from services.kafka import clients as kafka
-from services.postgres.pool import transaction
+from services.postgres.pool import open_pool, transaction
 from services.process.settings import Settings
-from tests.processes import loraq
+from tests.processes import loraq, settings_environment, spawn
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -67,6 +74,40 @@ async def test_a_run_loses_nothing_and_leaves_nothing(report: dict[str, object],
         assert await bench.database.fetchval("select count(*) from loraq.outbox") == 0
     async with kafka.admin(settings) as client:
         assert not [name for name in await client.list_topics() if name.startswith(settings.topic_prefix)]
+
+
+async def test_a_run_ended_by_sigterm_leaves_nothing(settings: Settings, tmp_path: Path) -> None:
+    command = ["bench", "service", "--jobs", "20000", "--rate", "0", "--json"]
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with spawn(command, settings, {"TMPDIR": str(scratch)}, ready_timeout_s=None) as process:
+        await eventually(lambda: "jobs are in the topic" in process.log, what="the topic to be filled")
+        await eventually(lambda: list(scratch.glob("loraq-bench-*/worker.port")), what="the worker to start")
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 90.0) == 1
+    assert len(children) >= 1
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    assert os.listdir(scratch) == []
+    async with open_pool(settings) as pool:
+        for table in ("tenants", "job_keys", "jobs", "results", "outbox", "parked_jobs", "usage_hourly"):
+            left = await pool.fetchval(f"select count(*) from loraq.{table}")  # noqa: S608  # a name of our own
+            assert left == 0, table
+    async with kafka.admin(settings) as client:
+        assert not [name for name in await client.list_topics() if name.startswith(settings.topic_prefix)]
+
+
+async def test_a_peer_that_is_cancelled_drops_its_tables(settings: Settings) -> None:
+    async with open_bench_pool(settings) as bench:
+        variables = settings_environment(bench.settings)
+        measuring = asyncio.create_task(run_module(["services.bench.service.peers", "bare", "1000"], variables, 60.0))
+        statement = "select count(*) from pg_namespace where nspname like 'loraq_bench_%'"
+        await eventually(lambda: bench.database.fetchval(statement), what="the peer's schema")
+        measuring.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await measuring
+        assert await bench.database.fetchval(statement) == 0
 
 
 async def test_missing_and_duplicate_rows_are_counted(settings: Settings) -> None:
