@@ -184,7 +184,7 @@ def variables(settings: Mapping[str, str], env: Mapping[str, str], directory: Pa
 
 
 def loraq(
-    *arguments: str, settings: Settings, env: Mapping[str, str] | None = None
+    *arguments: str, settings: Settings, env: Mapping[str, str] | None = None, timeout_s: float = 120.0
 ) -> "subprocess.CompletedProcess[str]":
     """Run `loraq <arguments>` to completion; captures stdout and stderr separately."""
     with TemporaryDirectory(prefix="loraq-process-") as scratch:
@@ -195,6 +195,6 @@ def loraq(
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=timeout_s,
             check=False,
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from engine import EngineConfig, EngineError
+from services.bench.affinity.command import affinity
 from services.bench.scheduling.command import scheduling
 from services.bench.termination import cancelled_by_sigterm, interrupted_by_sigterm
 from services.cli.output import Real
@@ -30,6 +31,7 @@ def bench() -> None:
 
 
 bench.add_command(scheduling)
+bench.add_command(affinity)
 
 
 @bench.command()

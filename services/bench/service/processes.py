@@ -121,6 +121,11 @@ class WorkerProcess:
         costs = [cost_of(pid) for pid in children_of(self._process.pid)]
         return Cost(sum(cost.cpu_s for cost in costs), sum(cost.rss_bytes for cost in costs))
 
+    async def kill(self) -> None:
+        """End it with SIGKILL; its engine process ends with it."""
+        self._process.kill()
+        await self._process.wait()
+
     async def stop(self) -> None:
         """Let it drain; kill it after STOP_TIMEOUT_S."""
         if self._process.returncode is None:
