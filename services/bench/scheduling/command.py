@@ -1,4 +1,4 @@
-"""`loraq bench scheduling`."""
+"""The command `loraq bench scheduling`."""
 
 import json
 import sys
@@ -41,12 +41,14 @@ class Options:
 @click.command()
 @click.option("--model", type=click.Path(exists=True, file_okay=False, path_type=Path), help="[LORAQ_BASE_MODEL]")
 @click.option("--adapters", default=100, show_default=True, type=click.IntRange(1, 100_000), help="Random adapters.")
-@click.option("--jobs", default=300, show_default=True, type=click.IntRange(1), help="Jobs, Zipf's law, exponent 1.")
+@click.option("--jobs", default=300, show_default=True, type=click.IntRange(1), help="Jobs; adapters by Zipf's law.")
 @click.option("--window", default=512, show_default=True, type=click.IntRange(1), help="LORAQ_MAX_BACKLOG_JOBS.")
-@click.option("--pool-bytes", default=300 * MIB, show_default=True, type=click.IntRange(1), help="KV and adapters.")
+@click.option(
+    "--pool-bytes", default=300 * MIB, show_default=True, type=click.IntRange(1), help="KV and adapter memory."
+)
 @click.option("--batch", default=32, show_default=True, type=click.IntRange(1), help="LORAQ_MAX_BATCH_SIZE.")
 @click.option("--prompt-len", default=64, show_default=True, type=click.IntRange(1), help="Tokens per prompt.")
-@click.option("--new-tokens", default=64, show_default=True, type=click.IntRange(1), help="Tokens generated for each.")
+@click.option("--new-tokens", default=64, show_default=True, type=click.IntRange(1), help="Tokens generated per job.")
 @click.option(
     "--bound",
     multiple=True,
@@ -55,18 +57,18 @@ class Options:
     type=click.IntRange(1),
     help="Tokens of later arrivals that may overtake a job; each is compared with first come, first served.",
 )
-@click.option("--repeats", default=1, show_default=True, type=click.IntRange(1), help="Interleaved rounds.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the first round's queue.")
+@click.option("--repeats", default=1, show_default=True, type=click.IntRange(1), help="Rounds.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the first round's queue.")
 @click.option(
     "--store",
     nargs=2,
     type=float,
     metavar="SECONDS BYTES/S",
-    help="Every load first crosses a link of that latency and bandwidth, as from a store with nothing on disk.",
+    help="Simulate a remote store with this latency and bandwidth: every load crosses it first.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on the last line.")
 def scheduling(**given: object) -> None:
-    """Serve one queue under the worker's policy with several bounds, and first come, first served, in turns."""
+    """Compare the worker's policy under several bounds on overtaking with first come, first served."""
     from engine.files.model_config import read_model_config
     from services.bench.engine.adapters import adapter_dirs, copies  # torch is slow to import
     from services.bench.scheduling.run import Policy, Queue, measure, open_engine, ratios
@@ -106,7 +108,7 @@ def scheduling(**given: object) -> None:
 
 
 def _shape(model: "ModelConfig") -> dict[str, int | bool]:
-    """What the sizes of weights, keys, values and adapters follow from."""
+    """The dimensions that determine the sizes of weights, keys, values and adapters."""
     return {
         "num_layers": model.num_layers,
         "hidden_size": model.hidden_size,

@@ -1,4 +1,4 @@
-"""What a run has to record so that a simulator can be calibrated with it and compared with it."""
+"""Records a run in enough detail to calibrate a simulator and to compare the simulator with it."""
 
 import time
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from engine.lora.reading import Reader, Task
 class Turn(NamedTuple):
     """One turn of the loop around the engine: refill the backlog, hand jobs over, compute a step.
 
-    `adapter_bytes` is what the step read of adapters, `load_bytes` the size of the loads that began. A turn that found
-    all adapters still loading computed nothing.
+    `adapter_bytes` is the adapter weights that the step read, `load_bytes` the size of the loads that began. A turn
+    computes nothing if all adapters of its sequences are still loading.
     """
 
     prefill_tokens: int
@@ -26,7 +26,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """`chosen` is each job's adapter by number; `read_s` the seconds in which a thread read each adapter's file."""
+    """`chosen` is the number of each job's adapter; `read_s` is the duration of each read of an adapter's file."""
 
     chosen: tuple[int, ...]
     turns: tuple[Turn, ...]
@@ -34,7 +34,7 @@ class Recording:
 
 
 class TurnLog:
-    """Writes down the turns of one run."""
+    """Records the turns of one run."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -43,7 +43,7 @@ class TurnLog:
         self.turns: list[Turn] = []
 
     def end_turn(self) -> None:
-        """A turn is over, and the next one begins."""
+        """Record the turn that ends now; the next one begins."""
         stats, bytes_in, ended = self._engine.stats, self._engine.adapter_traffic.bytes_in, time.perf_counter()
         step: StepStats = stats - self._stats
         self.turns.append(
@@ -60,7 +60,7 @@ class TurnLog:
 
 
 class TimedReader:
-    """A reader that writes down how long each read took, without its wait for a thread or for a throttled link."""
+    """A reader that records how long each read took, excluding waits for a thread or for a throttled link."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader

@@ -1,4 +1,4 @@
-"""One queue of jobs, served by the real engine under several policies in turn, each from an empty pool."""
+"""Runs one queue of jobs on the real engine under several policies in turn, each starting from an empty pool."""
 
 import statistics
 import time
@@ -17,25 +17,25 @@ from services.bench.scheduling.slow_store import SlowReader, Throttle
 from services.worker.queue.backlog import Backlog, Demand, EngineView, LaneRules, Waiting
 
 SLACK = 4
-"""A worker hands the engine a batch and a quarter, so that a sequence follows at once where one ends."""
+"""The engine gets a quarter more sequences than a batch, so that a next one is ready as soon as one ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A name and the bound on overtaking, tokens; 0 is first come, first served without a look at the queue."""
+    """A policy's name and its bound on overtaking in tokens; 0 means first come, first served without lookahead."""
 
     name: str
     overtake_tokens: float
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether the engine is told which adapters the queue wants."""
+        """Whether the engine is notified which adapters the queue needs."""
         return self.overtake_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """`jobs` that name one of all adapters by Zipf's law, at most `window` of them known to the policy at once."""
+    """A queue of `jobs` whose adapters follow Zipf's law; the policy knows at most `window` of them at once."""
 
     jobs: int
     window: int
@@ -45,9 +45,9 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How one policy served the queue. `passed_tokens` is the most that any job was passed by.
+    """Measurements of one policy. `passed_tokens` is the largest number of tokens that passed any job.
 
-    Waits are seconds from the run's beginning to admission, so they grow with a job's place in the queue.
+    Waits are seconds from the start of the run to a job's admission, so they grow with its position in the queue.
     """
 
     policy: str
@@ -65,7 +65,7 @@ class Served:
 
 
 class _Reads:
-    """Bytes of the adapters that the engine reads next, for a throttled reader."""
+    """Mean size of an adapter file, which a throttled reader charges for each read."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -74,7 +74,7 @@ class _Reads:
 def open_engine(
     config: EngineConfig, adapters: Sequence[Path], throttle: Throttle | None
 ) -> tuple[Engine, TimedReader]:
-    """An engine with all adapters registered, by number, and none in the pool; and the reader of their files."""
+    """An engine with all adapters registered under their numbers and none loaded, and the reader of their files."""
     reads = _Reads()
     reader = TimedReader(ThreadReader() if throttle is None else SlowReader(throttle, lambda: reads.num_bytes))
     engine = Engine(config, reader=reader)
@@ -90,13 +90,13 @@ def serve(engine: Engine, reader: TimedReader, queue: Queue, policy: Policy, see
         engine.evict_adapter(name)
     engine.expect(())
     chosen = zipf(queue.jobs, len(engine.adapters), seed)
-    desk = _Desk(engine, queue, policy, chosen)
+    feeder = _Feeder(engine, queue, policy, chosen)
     num_reads = len(reader.seconds)
     before, traffic, began = engine.stats, engine.adapter_traffic, time.perf_counter()
-    desk.run()
+    feeder.run()
     wall_s = time.perf_counter() - began
     stats, loads = engine.stats - before, engine.adapter_traffic - traffic
-    waits = sorted(desk.waits)
+    waits = sorted(feeder.waits)
     return Served(
         policy=policy.name,
         wall_s=round(wall_s, 3),
@@ -106,15 +106,15 @@ def serve(engine: Engine, reader: TimedReader, queue: Queue, policy: Policy, see
         rows_per_step=round(stats.decode_tokens / stats.steps, 2),
         adapters_per_step=round(stats.adapters / stats.steps, 2),
         adapter_mb_per_step=round(stats.adapter_bytes / stats.steps / 1e6, 2),
-        passed_tokens=desk.most_passed,
+        passed_tokens=feeder.most_passed,
         wait_p50_s=round(waits[len(waits) // 2], 3),
         wait_p99_s=round(waits[len(waits) * 99 // 100], 3),
-        recording=Recording(tuple(chosen), tuple(desk.log.turns), tuple(reader.seconds[num_reads:])),
+        recording=Recording(tuple(chosen), tuple(feeder.log.turns), tuple(reader.seconds[num_reads:])),
     )
 
 
-class _Desk:
-    """What a worker does between its queue and its engine."""
+class _Feeder:
+    """Feeds the engine from the backlog, as a worker does."""
 
     def __init__(self, engine: Engine, queue: Queue, policy: Policy, chosen: Sequence[int]) -> None:
         self._engine, self._queue, self._policy, self._chosen = engine, queue, policy, chosen
@@ -178,7 +178,7 @@ class _Desk:
 
     @property
     def most_passed(self) -> float:
-        """The most tokens of later arrivals that went before a job, counted from the order of admission alone."""
+        """The largest number of tokens of later arrivals admitted before a job, from the order of admission alone."""
         place = {number: index for index, number in enumerate(self._admitted)}
         passed = (sum(other > number for other in self._admitted[: place[number]]) for number in place)
         return max(passed) * self._tokens
@@ -192,16 +192,16 @@ def measure(
     seeds: Sequence[int],
     progress: TextIO,
 ) -> list[list[Served]]:
-    """A round for each seed, in which each policy serves the same queue; the order of policies turns every round."""
+    """One round per seed: every policy serves the same queue, and the order of the policies rotates between rounds."""
     rounds = []
     for number, seed in enumerate(seeds):
         order = [*policies[number % len(policies) :], *policies[: number % len(policies)]]
-        served = {policy.name: _told(serve(engine, reader, queue, policy, seed), progress) for policy in order}
+        served = {policy.name: _reported(serve(engine, reader, queue, policy, seed), progress) for policy in order}
         rounds.append([served[policy.name] for policy in policies])
     return rounds
 
 
-def _told(served: Served, progress: TextIO) -> Served:
+def _reported(served: Served, progress: TextIO) -> Served:
     progress.write(
         f"{served.policy}: {served.tokens_per_s} tokens/s, {served.loads} loads, {served.mb_loaded} MB,"
         f" {served.adapters_per_step} adapters a step, passed by {served.passed_tokens:g}\n"
@@ -210,7 +210,7 @@ def _told(served: Served, progress: TextIO) -> Served:
 
 
 def ratios(rounds: Sequence[Sequence[Served]]) -> dict[str, dict[str, float]]:
-    """Of every policy to the first one, each pair from one round; medians."""
+    """Median over the rounds of each policy's measurements divided by the first policy's in the same round."""
     measures: dict[str, Callable[[Served], float]] = {
         "loads": lambda served: served.loads,
         "mb_loaded": lambda served: served.mb_loaded,

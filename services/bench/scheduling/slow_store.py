@@ -1,4 +1,4 @@
-"""Adapters read as if from a store: each read takes a round trip and its bytes at a given rate."""
+"""A reader that simulates a remote store: each read costs a fixed latency plus its bytes at a given bandwidth."""
 
 import threading
 import time
@@ -10,14 +10,14 @@ from engine.lora.reading import Task, ThreadReader
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """Of a store: seconds until the first byte, bytes per second of all reads together."""
+    """A simulated link: seconds until the first byte, and bytes per second for all reads together."""
 
     latency_s: float
     bytes_per_s: float
 
 
 class SlowReader:
-    """A reader in whose threads every adapter first crosses a throttled link; the reads of all threads share it."""
+    """A reader whose threads share one throttled link, which every adapter crosses first."""
 
     def __init__(self, throttle: Throttle, bytes_per_read: Callable[[], int]) -> None:
         self._throttle = throttle

@@ -1,12 +1,12 @@
 """Which waiting job may take the place of a running one. Pure policy.
 
-When the engine is full, a tenant that comes with its first jobs would wait for another's long ones to end. So a pair of
-lane and tenant that has less than its fair part of the places may displace jobs of one that has more:
+In a full engine, the first jobs of a tenant would wait until long jobs of other tenants end. So a pair of lane and
+tenant with less than its fair share of the engine's places may displace a job of a pair with more:
 
-    fair part of pair p = places * weight of p / weights of all pairs that run or ask
+    fair share of pair p = places * weight of p / total weight of the asking pair and of all running ones
 
-where a pair's weight is its lane's times its tenant's. A displaced job goes on as soon as a place is free, from the
-prefix cache as far as its pages are still there, and is displaced at most once.
+A pair's weight is the lane's weight times the tenant's. A displaced job continues when a place is free, with those of
+its pages that are still in the prefix cache. A job is displaced at most once.
 """
 
 from collections import Counter
@@ -18,18 +18,18 @@ from services.worker.jobs import NO_TRIAL, Job, JobKey
 from services.worker.queue.backlog import WEIGHTS, Demand
 
 EXPRESS_SHARE = 4
-"""One place in so many may be taken by displacing at a time."""
+"""At most 1 / EXPRESS_SHARE of the places may be taken by displacing at any time."""
 
 
 class Pair(NamedTuple):
-    """Those who share the engine's places."""
+    """A lane and a tenant, which together have a share of the engine's places."""
 
     lane: Lane
     tenant: str
 
 
 class Express:
-    """The running jobs of one moment, oldest first; `displaced` are the keys of those that gave way once."""
+    """Decides for one moment. `running` is ordered oldest first; `displaced` are the keys of jobs displaced before."""
 
     def __init__(
         self,
@@ -47,16 +47,16 @@ class Express:
 
     @property
     def room(self) -> int:
-        """How many more jobs may displace another now."""
+        """How many more jobs may displace a running one now."""
         return max(1, self._places // EXPRESS_SHARE) - len(self._displaced)
 
     def allows(self, demand: Demand) -> bool:
-        """Whether a job's pair has less than its fair part, and some job may give way to it."""
+        """Whether the job's pair has less than its fair share and there is a job that it may displace."""
         pair = Pair(demand.lane, demand.tenant)
         return self._held[pair] + 1 <= self._fair(pair, pair) and self.victim(demand) is not None
 
     def victim(self, demand: Demand) -> Job | None:
-        """The youngest job of the pair that is furthest above its fair part."""
+        """The job to displace: the youngest one of the pair furthest above its fair share; None if there is none."""
         asking = Pair(demand.lane, demand.tenant)
         excess = {pair: held - self._fair(pair, asking) for pair, held in self._held.items() if pair != asking}
         for pair in sorted((pair for pair in excess if excess[pair] >= 1), key=excess.__getitem__, reverse=True):

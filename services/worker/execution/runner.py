@@ -27,7 +27,7 @@ from services.worker.store.decisions import MayStart
 
 TICK_S = 0.1
 MAX_EXPECTED = 256
-"""Adapters that the engine is told of ahead of their jobs."""
+"""How many adapters, needed next, are announced to the engine before their jobs."""
 _log = telemetry.get_logger()
 
 
@@ -152,7 +152,7 @@ class Runner:
         return [waiting.job for waiting in popped]
 
     def _pop_express(self) -> list[Job]:
-        """The jobs that may take the places of others in an engine that is full."""
+        """A job that displaces a running one in a full engine, if there is one."""
         running = list(self._running.values())
         express = Express(self._limits.places, running, self._displaced, self._backlog.weight_of)
         if express.room <= 0:
@@ -160,7 +160,7 @@ class Runner:
         popped = self._backlog.pop(1, now=time.monotonic(), allows=express.allows)
         for waiting in popped:
             victim = express.victim(waiting.demand)
-            assert victim is not None, "a job is allowed where another may give way"
+            assert victim is not None, "`allows` checks that there is a job to displace"
             self._displaced.add(victim.key)
             self._displaces[waiting.job.key] = victim.key
             self._tickets[waiting.job.key] = waiting
@@ -173,7 +173,7 @@ class Runner:
         return next((request_id for request_id, running in self._running.items() if running.key == key), None)
 
     def _settle(self, job: Job, finished: Finished | None = None) -> None:
-        """Charge a job that left the engine what it used; nothing where it comes back or never ran."""
+        """Correct the charges of a job that left the engine to what it used; to 0 if it did not finish."""
         self._displaced.discard(job.key)
         self._displaces.pop(job.key, None)
         if (ticket := self._tickets.pop(job.key, None)) is None:
@@ -192,7 +192,7 @@ class Runner:
             self._backlog.follow(self._pace.rules())
 
     def _expect(self) -> None:
-        """Name the adapters that the queue wants, so that the engine keeps them."""
+        """Announce the adapters that waiting jobs need to the engine, so that it keeps them."""
         expected = [group for group in self._backlog.wanted() if group != BASE_GROUP][:MAX_EXPECTED]
         if expected != self._expected:
             self._expected = expected

@@ -1,11 +1,11 @@
-"""The backlog: jobs that wait for the engine, and which of them goes next. Pure policy; docs/scheduling.md explains it.
+"""The backlog: the jobs that wait for the engine, and which one starts next. Pure policy; see docs/scheduling.md.
 
-    lane     the one that was served least, in tokens by weight, among those with a job that could go
+    lane     the least served one, in tokens divided by weight, among those with a job that could start
     tenant   any with credit (`shares.py`)
-    job      urgent by its deadline > adapter in the running batch > adapter in the engine's pages > oldest,
+    job      close to its deadline > adapter in the running batch > adapter in the engine's pages > oldest,
              never past the bound on overtaking (`overtaking.py`)
 
-A group is the jobs of one adapter. It is open while its adapter is loaded; jobs of closed groups hold up no other job.
+A group is the jobs of one adapter. It is open while its adapter is loaded; jobs of a closed group do not delay others.
 """
 
 import heapq
@@ -23,21 +23,21 @@ from services.worker.queue.shares import Shares
 
 WEIGHTS = {Lane.INTERACTIVE: 16.0, Lane.STANDARD: 4.0, Lane.BATCH: 1.0}
 PREFIX_SCAN = 8
-"""Jobs of a group, oldest first, that are looked at for a prefix which is in the batch."""
+"""How many jobs of a group, oldest first, are searched for one whose prefix is in the batch."""
 
 DEADLINE_SCAN = 8
-"""Urgent jobs, the earliest deadline first, that are looked at for one that may go."""
+"""How many urgent jobs, earliest deadline first, are searched for one that may start."""
 
 JobT = TypeVar("JobT")
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the policy knows of a job.
+    """What the policy knows about a job.
 
-    `tokens` is prompt and output together, as far as known. `cost` is what serving it is expected to cost, in decoded
-    tokens; without it, its tokens. `num_bytes` is the memory that its request takes here. `deadline` is on the clock of
-    `now`. Jobs with the same `prefix` begin with the same text.
+    `tokens` is the known or estimated number of prompt and output tokens. `cost` is the expected cost of the job in
+    decoded tokens; None means `tokens`. `num_bytes` is the memory that its request uses in the worker. `deadline` is on
+    the clock of `now`. Jobs with the same `prefix` begin with the same text.
     """
 
     lane: Lane
@@ -51,7 +51,7 @@ class Demand:
 
     @property
     def charge(self) -> float:
-        """What the shares of lane and tenant are charged."""
+        """The tokens that the lane and the tenant are charged for the job."""
         return self.tokens if self.cost is None else self.cost
 
 
@@ -75,7 +75,7 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True)
 class LaneRules:
-    """How one lane is ordered. With `overtake_tokens` 0 that is first come, first served.
+    """How one lane is ordered; `overtake_tokens` 0 means first come, first served.
 
     A job is overtaken by at most `overtake_tokens` of later arrivals of its lane and tenant. `quantum_tokens` is the
     credit of a tenant per round. A job is urgent within `urgent_s` of its deadline.
@@ -126,7 +126,7 @@ class _Queue(Generic[JobT]):
 
 
 class _LaneQueue(Generic[JobT]):
-    """The waiting jobs of one lane; `charge` is what it was served so far, in tokens by weight."""
+    """The waiting jobs of one lane; `charge` is the tokens served so far, divided by the lane's weight."""
 
     def __init__(self, weight: float, rules: LaneRules, weight_of: Callable[[str], float]) -> None:
         self.weight = weight
@@ -234,7 +234,7 @@ class _LaneQueue(Generic[JobT]):
         return found
 
     def _next_round(self, is_open: Collection[str], allows: Allows) -> bool:
-        """Give all tenants credit again, when those that have none are all that could be served."""
+        """Begin a new round if jobs wait only for their tenants' credit; returns whether it began one."""
         servable = [tenant for tenant in self._spent if self._is_servable(tenant, is_open, allows)]
         if not servable:
             return False
@@ -257,7 +257,7 @@ class _LaneQueue(Generic[JobT]):
 class Backlog(Generic[JobT]):
     """Bounded queue of jobs. `group` is an adapter's digest, `BASE_GROUP` for the base model, which is always open.
 
-    `rules` are each lane's; `weight_of` is a tenant's share of its lane relative to the others'.
+    `rules` holds the rules of each lane; `weight_of` returns a tenant's weight within its lane.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class Backlog(Generic[JobT]):
             yield from lane.waiting()
 
     def follow(self, rules: Mapping[Lane, LaneRules]) -> None:
-        """These rules hold from now on."""
+        """Apply new rules from now on."""
         for lane, each in rules.items():
             self._lanes[lane].follow(each)
             self._lanes[lane].shares.forget_full()
@@ -299,7 +299,7 @@ class Backlog(Generic[JobT]):
         self._added(demand, self._next_order - 1)
 
     def requeue(self, job: JobT, demand: Demand, now: float) -> None:
-        """Queue a job again in front of all others of its group: it has waited once already."""
+        """Queue a job again at the front of its group, because it has waited before."""
         self._first_order -= 1
         self._queue_of(demand).setdefault(demand.group, deque()).appendleft(
             Waiting(self._first_order, now, job, demand)
@@ -323,25 +323,25 @@ class Backlog(Generic[JobT]):
         self._show(lane, demand.tenant, demand.group)
 
     def _show(self, lane: _LaneQueue[JobT], tenant: str, group: str) -> None:
-        """The first job of a tenant's group is another one, or can be chosen now."""
+        """Index a tenant's group again after its first job has changed or the group was opened."""
         if group in self._open:
             lane.queues[tenant].push(group)
             lane.touch(tenant, self._open)
 
     def open(self, group: str) -> None:
-        """The group's adapter is loaded: its jobs may be taken."""
+        """Let the group's jobs start: its adapter is loaded."""
         self._open.add(group)
         for lane in self._lanes.values():
             for tenant in lane.tenants_of.get(group, ()):
                 self._show(lane, tenant, group)
 
     def is_open(self, group: str) -> bool:
-        """Whether the group's jobs may be taken."""
+        """Whether the group's jobs may start."""
         return group in self._open
 
     def close(self, group: str) -> None:
-        """The group's adapter is gone or going: its jobs wait."""
-        assert group != BASE_GROUP, "the base model is always there"
+        """Make the group's jobs wait: its adapter is or will be unloaded."""
+        assert group != BASE_GROUP, "the base model is always loaded"
         self._open.discard(group)
         for lane in self._lanes.values():
             for tenant in lane.tenants_of.get(group, ()):
@@ -352,8 +352,8 @@ class Backlog(Generic[JobT]):
     ) -> list[Waiting[JobT]]:
         """Remove and return up to `limit` jobs of open groups, in the order in which they should run.
 
-        Each is charged the tokens that it is expected to cost; `correct` says later what it did cost. `allows` is
-        asked of each, those taken before it counted.
+        Each is charged its expected cost, which `correct` later replaces with the actual cost. `allows` is called for
+        each job after the previous one was removed.
         """
         view = view or EngineView()
         running = dict(view.running)
@@ -380,7 +380,7 @@ class Backlog(Generic[JobT]):
         self._remove(lane, waiting)
 
     def correct(self, waiting: Waiting[JobT], tokens: float, cost: float | None = None) -> None:
-        """A taken job had that many tokens and cost that much: 0 for one that was not served at all."""
+        """Correct the charges of a removed job to its actual tokens and cost; 0 if it did not run."""
         demand = waiting.demand
         lane = self._lanes[demand.lane]
         unused = (tokens if cost is None else cost) - demand.charge
@@ -438,7 +438,7 @@ class Backlog(Generic[JobT]):
         return [(group, since[group]) for group in sorted(urgency, key=lambda group: -urgency[group])]
 
     def wanted(self) -> list[str]:
-        """Open groups with waiting jobs in the order in which the oldest of these came: who is needed soonest."""
+        """Open groups with waiting jobs, the one with the oldest job first: its adapter is needed soonest."""
         oldest: dict[str, int] = {}
         for lane in self._lanes.values():
             for group, tenants in lane.tenants_of.items():
@@ -458,7 +458,7 @@ class Backlog(Generic[JobT]):
                 yield from lane.queues[tenant].groups[group]
 
     def reasons(self, allows: Allows = _always) -> Iterator[tuple[WaitReason, Iterable[Waiting[JobT]]]]:
-        """Why jobs wait, those of a tenant's group together."""
+        """The reason why jobs wait, with the jobs: one pair for each group of a tenant."""
         for lane in self._lanes.values():
             for tenant, queue in lane.queues.items():
                 oldest = queue.oldest(self._open)

@@ -1,20 +1,20 @@
-"""What the queue's policy knows of a job, from its request alone. Pure: times are arguments."""
+"""Estimates a job's `Demand` from its request. Pure: times are arguments."""
 
 from services.worker.jobs import Job
 from services.worker.queue.backlog import Demand
 
 BYTES_PER_TOKEN = 4.0
-"""Of text that has not been tokenized; corrected when the job ends."""
+"""Estimate for text that has not been tokenized; the charge is corrected when the job ends."""
 BYTES_PER_TOKEN_ID = 6
-"""Of a token id in JSON, its comma included."""
+"""Estimated size of a token id in JSON, with its comma."""
 PREFIX_CHARS = 256
-"""Texts that agree in so many characters of their beginning are taken to share a prefix."""
+"""Texts whose first so many characters are equal are treated as sharing a prefix."""
 COPIES = 3
-"""A request is in memory as it came, as a model and on its way to the engine."""
+"""A request is in memory three times: as received, parsed, and as sent to the engine."""
 
 
 def demand_of(job: Job, prefill_weight: float, now: float, wall: float) -> Demand:
-    """`now` is the queue's clock, `wall` seconds since 1970 at the same moment."""
+    """The demand of a job; `now` is the queue's clock, `wall` the same moment in seconds since 1970."""
     request = job.request
     num_bytes = len(job.candidate.record.value or b"")
     prompt = prompt_tokens(job)
@@ -33,13 +33,13 @@ def demand_of(job: Job, prefill_weight: float, now: float, wall: float) -> Deman
 
 
 def prompt_tokens(job: Job) -> float:
-    """Tokens of the prompt: counted where it came as ids, estimated from its bytes elsewhere."""
+    """Number of prompt tokens: exact for token ids, otherwise estimated from the record's size."""
     ids = job.request.prompt_token_ids
     return float(len(ids)) if ids is not None else len(job.candidate.record.value or b"") / BYTES_PER_TOKEN
 
 
 def _prefix(job: Job) -> int | None:
-    """A hash of the text's beginning, of the tenant and the adapter; None for texts too short to be worth a look."""
+    """Hash of tenant, adapter and the beginning of the prompt; None if the prompt is shorter than `PREFIX_CHARS`."""
     request = job.request
     beginning: object
     if request.prompt_token_ids is not None:

@@ -2,15 +2,15 @@
 
     passed(j) = tokens admitted, while j could run, of jobs that arrived after j
 
-The oldest job has been passed by at least as many as any younger one, since whatever passed the younger one arrived
-after both. So a bound on the oldest job is a bound on all, and only that one has to be looked at.
+A job that passed a younger job arrived after the oldest job too, so it passed both. Hence no job is passed by more
+tokens than the oldest one, and a bound on the oldest job bounds them all.
 """
 
 import heapq
 
 
 class Overtaking:
-    """Admissions that arrived after the oldest waiting job of one queue."""
+    """Counts the admitted tokens that arrived after the oldest waiting job of one queue."""
 
     def __init__(self) -> None:
         self._admitted: list[int] = []
@@ -22,7 +22,7 @@ class Overtaking:
         while self._admitted and self._admitted[0] < oldest:
             self._sum -= self._tokens.pop(heapq.heappop(self._admitted))
         if not self._admitted:
-            self._sum = 0.0  # no rounding error outlives its cause
+            self._sum = 0.0  # so that rounding errors do not accumulate
         return self._sum
 
     def allows(self, oldest: int, order: int, tokens: float, bound: float) -> bool:
@@ -30,19 +30,19 @@ class Overtaking:
         return order == oldest or self.passed(oldest) + tokens <= bound
 
     def admit(self, order: int, tokens: float) -> None:
-        """A job is admitted."""
+        """Count an admitted job."""
         heapq.heappush(self._admitted, order)
         self._tokens[order] = tokens
         self._sum += tokens
 
     def correct(self, order: int, tokens: float) -> None:
-        """An admitted job turned out to have that many tokens."""
+        """Replace the token count of an admitted job."""
         if order in self._tokens:
             self._sum += tokens - self._tokens[order]
             self._tokens[order] = tokens
 
     def clear(self) -> None:
-        """No job waits: there is nothing that could have been passed."""
+        """Forget all admissions; no job waits that they could have passed."""
         self._admitted.clear()
         self._tokens.clear()
         self._sum = 0.0

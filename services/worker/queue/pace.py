@@ -1,7 +1,7 @@
-"""How fast the engine serves, and the rules of the lanes that follow from it. Pure policy.
+"""The engine's measured speed, and the lanes' rules that follow from it. Pure policy.
 
-Bounds are set in tokens, because only tokens say how much work went before a job; their defaults are so many seconds of
-the measured rate. Tokens of prompts are weighed by what they cost beside decoded ones, as measured too:
+Bounds are in tokens, which measure the work done before a job. A default bound is a number of seconds times the
+measured rate. The cost of a prompt token relative to a decoded token is measured too:
 
     c = seconds of steps that only decoded / their tokens
     p = (seconds of all steps - c * decoded tokens) / prompt tokens computed
@@ -18,16 +18,16 @@ OVERTAKE_S = {Lane.INTERACTIVE: 2.0, Lane.STANDARD: 10.0, Lane.BATCH: 60.0}
 QUANTA_PER_BOUND = 8
 LEAST_QUANTUM_TOKENS = 64.0
 FIRST_TOKENS_PER_S = 500.0
-"""Of an engine that has not been measured."""
+"""The assumed rate until the engine has been measured."""
 FIRST_PREFILL_WEIGHT = 0.25
 WINDOW_S = 2.0
 """Busy seconds after which a measurement counts."""
 MEMORY = 0.7
-"""Share of the earlier rate that stays in the next one."""
+"""Weight of the previous rate in the moving average."""
 
 
 class Pace:
-    """`overtake_tokens` are the settings of lanes, None for the default."""
+    """Measures the engine's rate. `overtake_tokens` holds each lane's setting, None for the default."""
 
     def __init__(self, overtake_tokens: Mapping[Lane, float | None] | Mapping[Lane, int | None]) -> None:
         self._overtake_tokens = overtake_tokens
@@ -37,11 +37,11 @@ class Pace:
         self.prefill_weight = FIRST_PREFILL_WEIGHT
 
     def restart(self) -> None:
-        """Another engine counts from zero; its rate is taken to be that of the last one."""
+        """Note that a new engine process counts from zero; the rate is kept."""
         self._seen = StepStats()
 
     def observe(self, stats: StepStats) -> bool:
-        """Take the engine's counts; returns whether the rate was measured again."""
+        """Process the engine's counters; returns whether the rate was updated."""
         window = stats - self._seen
         if window.busy_s < WINDOW_S:
             return False
@@ -54,7 +54,7 @@ class Pace:
         return True
 
     def rules(self) -> dict[Lane, LaneRules]:
-        """What holds at this pace."""
+        """The lanes' rules at the current rate."""
         return {lane: self._rules(lane) for lane in Lane}
 
     def _rules(self, lane: Lane) -> LaneRules:
@@ -65,7 +65,7 @@ class Pace:
 
 
 def prefill_weight(stats: StepStats) -> float | None:
-    """What a prompt's token costs in decoded tokens; None while steps of one of the kinds are missing."""
+    """Cost of a prompt token in decoded tokens; None until both kinds of tokens have been measured."""
     if not stats.decode_only_tokens or not stats.prefill_tokens:
         return None
     decoding = stats.decode_only_s / stats.decode_only_tokens

@@ -1,4 +1,4 @@
-"""Who may take whose place in an engine that is full."""
+"""Which jobs may displace which others in a full engine."""
 
 from collections import Counter
 from datetime import date
@@ -28,7 +28,7 @@ def asking(tenant: str, lane: Lane = STANDARD) -> Demand:
     return Demand(lane, tenant, "")
 
 
-def test_a_newcomer_takes_the_place_of_the_youngest_job_of_whoever_has_most() -> None:
+def test_a_newcomer_displaces_the_youngest_job_of_the_pair_with_the_largest_excess() -> None:
     jobs = [running("acme"), *(running("globex") for _ in range(7))]
     express = Express(8, jobs, frozenset())
     assert express.allows(asking("initech"))
@@ -44,7 +44,7 @@ def test_a_heavier_lane_displaces_a_lighter_one_and_not_the_reverse() -> None:
     assert not Express(8, jobs, frozenset()).allows(asking("acme", BATCH)), "its part is less than one place"
 
 
-def test_a_job_gives_way_once_and_a_quarter_of_the_places_at_a_time() -> None:
+def test_a_job_is_displaced_once_and_a_quarter_of_the_places_at_a_time() -> None:
     jobs = [running("globex") for _ in range(8)]
     first = Express(8, jobs, frozenset({jobs[-1].key}))
     assert first.victim(asking("acme")) is jobs[-2]
@@ -57,7 +57,7 @@ def test_a_job_gives_way_once_and_a_quarter_of_the_places_at_a_time() -> None:
     st.sampled_from("abcd"),
     st.sampled_from(list(Lane)),
 )
-def test_nobody_gets_more_than_its_part_and_no_victim_falls_below_its_own(
+def test_no_pair_gets_more_than_its_share_and_no_victim_falls_below_its_own(
     present: list[tuple[str, Lane]], tenant: str, lane: Lane
 ) -> None:
     jobs = [running(*each) for each in present]

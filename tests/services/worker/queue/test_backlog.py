@@ -1,4 +1,4 @@
-"""Which job goes next: lanes and tenants by tokens, affinity within the bound on overtaking, and no job starves."""
+"""Which job starts next: lanes and tenants by tokens, affinity within the bound on overtaking, and no job starves."""
 
 from collections import Counter, defaultdict
 from typing import Any, NamedTuple, TypeVar
@@ -26,7 +26,7 @@ def pop(backlog: Backlog[JobT], limit: int, view: EngineView | None = None, now:
     return [waiting.job for waiting in backlog.pop(limit, view, now)]
 
 
-def test_jobs_of_one_lane_run_oldest_first_whatever_their_adapters() -> None:
+def test_jobs_of_one_lane_run_oldest_first_across_adapters() -> None:
     backlog = Backlog[str](10)
     backlog.open("a")
     backlog.open("b")
@@ -178,7 +178,7 @@ def test_a_job_is_overtaken_by_the_bound_and_no_further() -> None:
     assert pop(backlog, 10, EngineView({"hot": 1}, {"hot"})) == [1, 2, 3, 0, 4, 5]
 
 
-def test_what_a_job_did_not_use_is_given_back_to_those_behind_it() -> None:
+def test_unused_tokens_are_returned_to_the_bound() -> None:
     backlog = opened(Backlog[int](100, affine(4)), "cold", "hot")
     view = EngineView({"hot": 1}, {"hot"})
     add(backlog, 0, STANDARD, "cold", 0.0)
@@ -189,14 +189,14 @@ def test_what_a_job_did_not_use_is_given_back_to_those_behind_it() -> None:
     assert pop(backlog, 1, view) == [0], "three tokens are left, the next job may need four"
 
 
-def test_without_a_bound_to_use_it_is_first_come_first_served() -> None:
+def test_a_bound_of_zero_is_first_come_first_served() -> None:
     backlog = opened(Backlog[int](100, affine(0)), "cold", "hot")
     add(backlog, 0, STANDARD, "cold", 0.0)
     add(backlog, 1, STANDARD, "hot", 0.0)
     assert pop(backlog, 2, EngineView({"hot": 1}, {"hot"})) == [0, 1]
 
 
-def test_a_deadline_within_reach_goes_first_and_a_far_one_does_not() -> None:
+def test_a_near_deadline_goes_first_and_a_far_one_does_not() -> None:
     backlog = Backlog[str](10, affine(100, urgent_s=2.0))
     add(backlog, "early", STANDARD, BASE_GROUP, 0.0)
     add(backlog, "far", STANDARD, BASE_GROUP, 0.0, tenant="globex", deadline=100.0)
@@ -204,7 +204,7 @@ def test_a_deadline_within_reach_goes_first_and_a_far_one_does_not() -> None:
     assert pop(backlog, 3, now=10.0) == ["near", "early", "far"]
 
 
-def test_an_urgent_job_passes_those_of_its_own_adapter_and_one_that_cannot_go_blocks_no_other() -> None:
+def test_an_urgent_job_passes_jobs_of_its_adapter_and_one_that_cannot_start_blocks_no_other() -> None:
     backlog = Backlog[str](10, affine(100, urgent_s=2.0))
     add(backlog, "closed", STANDARD, "cold", 0.0, tenant="globex", deadline=9.0)
     add(backlog, "early", STANDARD, BASE_GROUP, 0.0)
@@ -228,7 +228,7 @@ def test_tenants_share_a_lane_by_tokens_and_weight() -> None:
     assert abs(2 * served["globex"] - 3 * 4 * served["acme"]) <= 3 * 2 * (10 + 4)
 
 
-def test_a_tenant_that_comes_back_has_no_more_than_a_quantum() -> None:
+def test_a_returning_tenant_has_at_most_a_quantum() -> None:
     backlog = Backlog[str](2000, affine(0, quantum=10))
     for _ in range(300):
         add(backlog, "acme", STANDARD, BASE_GROUP, 0.0, tenant="acme")
@@ -238,7 +238,7 @@ def test_a_tenant_that_comes_back_has_no_more_than_a_quantum() -> None:
     assert Counter(pop(backlog, 60))["globex"] <= 30 + 2 * 11
 
 
-def test_a_tenant_over_its_limit_holds_up_no_other() -> None:
+def test_a_tenant_over_its_limit_delays_no_other() -> None:
     backlog = Backlog[str](10)
     add(backlog, "limited", STANDARD, BASE_GROUP, 0.0, tenant="acme")
     add(backlog, "free", STANDARD, BASE_GROUP, 0.0, tenant="globex")
@@ -251,7 +251,7 @@ def test_a_tenant_over_its_limit_holds_up_no_other() -> None:
     assert pop(backlog, 2) == ["limited"]
 
 
-def test_why_jobs_wait() -> None:
+def test_reasons_for_waiting() -> None:
     backlog = opened(Backlog[str](10, affine(10, quantum=1)), "hot", "late")
     add(backlog, "late", STANDARD, "late", 0.0)
     add(backlog, "hot", STANDARD, "hot", 0.0)
@@ -282,7 +282,7 @@ def test_bytes_are_counted_while_a_job_waits() -> None:
 
 
 class Arrival(NamedTuple):
-    """A job in an adversary's sequence; `order` is when it came."""
+    """A job in an adversary's sequence; `order` is its order of arrival."""
 
     order: int
     tenant: str
@@ -321,8 +321,8 @@ def test_no_adversary_overtakes_a_job_by_more_than_the_bound(steps: list[tuple[A
 
 
 @given(STEPS, st.integers(1, 20))
-def test_tenants_that_always_wait_are_served_alike(steps: list[tuple[Any, ...]], quantum: int) -> None:
-    """Whatever the affinities and sizes, over any interval: the bound of `shares.py`."""
+def test_tenants_with_waiting_jobs_are_served_equally(steps: list[tuple[Any, ...]], quantum: int) -> None:
+    """The bound of `shares.py` holds for all affinities and sizes, over any interval."""
     backlog = opened(Backlog[Arrival](5000, affine(50, quantum=quantum)), *"abcdef")
     size = 9
     sizes = [arguments[-1] for action, *arguments in steps if action == "add"] or [1]

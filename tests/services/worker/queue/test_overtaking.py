@@ -1,4 +1,4 @@
-"""Tokens that passed the oldest job, against a count for each job by itself."""
+"""Tokens that passed the oldest job, compared with a separate count for each job."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +7,7 @@ from services.worker.queue.overtaking import Overtaking
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.randoms(use_true_random=False))
-def test_the_oldest_job_is_passed_by_at_least_as_much_as_any(tokens: list[int], random) -> None:  # type: ignore[no-untyped-def]
+def test_no_job_is_passed_by_more_than_the_oldest(tokens: list[int], random) -> None:  # type: ignore[no-untyped-def]
     overtaking = Overtaking()
     waiting = dict(enumerate(tokens))
     passed = dict.fromkeys(waiting, 0)

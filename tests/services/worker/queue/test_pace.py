@@ -22,7 +22,7 @@ def test_bounds_are_seconds_of_the_measured_rate_unless_they_are_set() -> None:
     assert rules[Lane.STANDARD].quantum_tokens == 500
 
 
-def test_later_rates_are_blended_and_an_engine_that_starts_again_counts_from_zero() -> None:
+def test_rates_are_averaged_and_a_restarted_engine_counts_from_zero() -> None:
     pace = Pace({})
     pace.observe(stats(2.0, 0, 800))
     pace.observe(stats(4.0, 0, 1000))
@@ -31,7 +31,7 @@ def test_later_rates_are_blended_and_an_engine_that_starts_again_counts_from_zer
     assert pace.observe(stats(2.0, 0, 200))
 
 
-def test_a_prompts_token_costs_what_it_took_beside_decoding() -> None:
+def test_a_prompt_token_costs_its_measured_time_relative_to_decoding() -> None:
     measured = stats(10.0, 4000, 600, decode_only_s=4.0, decode_only=400)
     assert prefill_weight(measured) == pytest.approx((10 - 6) / 4000 / 0.01)
     assert prefill_weight(stats(1.0, 100, 100)) is None

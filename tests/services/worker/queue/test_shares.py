@@ -1,4 +1,4 @@
-"""Credits: what a tenant may be served in a round, what it owes, and that it hoards nothing."""
+"""Credit: a tenant's quantum per round, its debt, and no accumulation while idle."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from services.worker.queue.shares import Shares
 
 
-def test_debt_is_paid_back_a_quantum_per_round() -> None:
+def test_debt_is_repaid_a_quantum_per_round() -> None:
     shares = Shares(10.0)
     shares.charge("acme", 25)
     assert shares.credit("acme") == -15
@@ -14,7 +14,7 @@ def test_debt_is_paid_back_a_quantum_per_round() -> None:
     assert shares.credit("acme") == 5, "as many rounds as it takes to be served again"
 
 
-def test_idle_rounds_are_not_hoarded() -> None:
+def test_an_idle_tenant_accumulates_no_credit() -> None:
     shares = Shares(10.0)
     shares.charge("acme", 4)
     for _ in range(100):
@@ -29,7 +29,7 @@ def test_a_heavier_tenant_is_charged_less() -> None:
     assert shares.credit("acme") == 5
 
 
-def test_tenants_with_full_credit_take_no_memory() -> None:
+def test_tenants_with_full_credit_use_no_memory() -> None:
     shares = Shares(10.0)
     for number in range(100):
         shares.charge(f"tenant {number}", 5)
@@ -44,7 +44,7 @@ def test_tenants_with_full_credit_take_no_memory() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(-5, 40)), max_size=60), st.integers(1, 20))
-def test_a_round_lets_some_tenant_go_and_no_credit_exceeds_a_quantum(
+def test_a_round_gives_some_tenant_credit_and_none_more_than_a_quantum(
     charges: list[tuple[str, int]], quantum: int
 ) -> None:
     shares = Shares(quantum)
