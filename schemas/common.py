@@ -43,6 +43,23 @@ class JobState(StrEnum):
 TERMINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED})
 
 
+class WaitReason(StrEnum):
+    """Why a job waits."""
+
+    ADAPTER_LOADING = "adapter_loading"
+    TENANT_LIMIT = "tenant_limit"
+    TENANT_OVER_SHARE = "tenant_over_share"
+    OVERTAKEN_FOR_AFFINITY = "overtaken_for_affinity"
+    ENGINE_FULL = "engine_full"
+
+
+class OverLimit(StrEnum):
+    """What happens to a job of a tenant at its limit."""
+
+    WAIT = "wait"
+    REFUSE = "refuse"
+
+
 class AdapterStatus(StrEnum):
     """Status of an adapter version in its admission."""
 
@@ -87,7 +104,7 @@ ERROR_SENTENCES: dict[ErrorCode, str] = {
     ErrorCode.ADAPTER_LOAD_FAILED: "The adapter's files could not be fetched, verified or loaded.",
     ErrorCode.ADAPTER_LOAD_TIMEOUT: "The adapter was not loaded within the load timeout.",
     ErrorCode.PROMPT_TOO_LONG: "Prompt and max_tokens together exceed the model's context or the engine's memory.",
-    ErrorCode.LIMIT_EXCEEDED: "The tenant's limit leaves no room for this job (planned).",
+    ErrorCode.LIMIT_EXCEEDED: "The tenant is at its limit, which is set to refuse jobs; the message names the limit.",
     ErrorCode.DEADLINE_EXCEEDED: "The deadline passed before the job was started.",
     ErrorCode.TIMEOUT: "The job ran longer than its timeout_ms.",
     ErrorCode.CANCELLED: "The job was cancelled on request.",

@@ -10,7 +10,7 @@ from schemas.asyncapi import document
 from schemas.control import Cancellation
 from schemas.events import CloudEvent, WebhookBody
 from schemas.job import JobRequest
-from schemas.rows import AdapterRow, JobRow, ResultRow, UsageRow, WebhookDeliveryRow
+from schemas.rows import AdapterRow, JobRow, ResultRow, TenantLimitRow, UsageRow, WebhookDeliveryRow
 
 MODELS: dict[str, type[BaseModel]] = {
     "job-request": JobRequest,
@@ -22,6 +22,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "adapter-row": AdapterRow,
     "webhook-delivery-row": WebhookDeliveryRow,
     "usage-row": UsageRow,
+    "tenant-limit-row": TenantLimitRow,
 }
 
 

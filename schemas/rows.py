@@ -9,7 +9,7 @@ from uuid import UUID
 
 from pydantic import AwareDatetime, ConfigDict, Field, JsonValue
 
-from schemas.common import AdapterStatus, ErrorCode, FinishReason, JobState, Lane, Strict
+from schemas.common import AdapterStatus, ErrorCode, FinishReason, JobState, Lane, OverLimit, Strict, WaitReason
 
 
 class Row(Strict):
@@ -46,6 +46,13 @@ class JobRow(Row):
     worker: str | None = Field(description="The worker of the newest attempt.")
     replay_of: UUID | None = Field(description="The job that this one replays, if any.")
     metadata: dict[str, JsonValue] = Field(description="The metadata that came with the request, unchanged.")
+    wait_reason: WaitReason | None = Field(
+        description="Why the job waits, as of the last renewal of its lease: adapter_loading, overtaken_for_affinity, "
+        "tenant_over_share, tenant_limit or engine_full; null while it does not wait."
+    )
+    wait_since: AwareDatetime | None = Field(
+        description="Since when the job waits for that reason; null while it does not wait."
+    )
 
 
 class ResultRow(Row):
@@ -125,3 +132,24 @@ class UsageRow(Row):
     cached_tokens: int = Field(description="Prompt tokens that the prefix cache served.")
     completion_tokens: int = Field(description="Generated tokens.")
     wasted_tokens: int = Field(description="Tokens of attempts that were abandoned.")
+
+
+class TenantLimitRow(Row):
+    """Limits by tenant, in each pool; a tenant without a row has none. Written by `loraq tenants limits`."""
+
+    tenant: str = Field(description="The tenant.")
+    weight: float = Field(description="Its share of a lane relative to other tenants, whose weight is 1 by default.")
+    running: int | None = Field(description="Most jobs that run at once in a pool; 0 runs none, null means no limit.")
+    queued: int | None = Field(
+        description="Most jobs that wait in the memory of a pool's workers; null means no limit."
+    )
+    tokens_per_s: float | None = Field(
+        description="Prompt and output tokens per second in a pool, in the long run; null means no limit."
+    )
+    burst: float | None = Field(
+        description="Tokens that may be used at once after a pause; null means 10 seconds of tokens_per_s."
+    )
+    over_limit: OverLimit = Field(
+        description="What happens to a job that cannot run soon: wait parks it, refuse fails it with limit_exceeded."
+    )
+    changed_at: AwareDatetime = Field(description="When the limits were last changed.")

@@ -1,20 +1,25 @@
-"""`loraq tenants add | list | show`."""
+"""`loraq tenants add | list | show | limits`."""
 
 from dataclasses import asdict
+from typing import Any
 
 import click
 
-from services.cli.output import json_option, on_database, print_fields, print_json, print_rows
+from schemas.common import OverLimit
+from services.cli.output import Real, json_option, on_database, print_fields, print_json, print_rows
 from services.process.settings import load_settings
+from services.tenants.limits import NAMES, change_limits, show_limits
 from services.tenants.secrets import SecretBox
 from services.tenants.tenants import add_tenant, list_tenants, show_tenant
 
 COLUMNS = ("tenant", "adapters", "endpoints", "created_at", "disabled_at")
+MAX_COUNT = 2**31 - 1
+MAX_TOKENS = 1e12
 
 
 @click.group()
 def tenants() -> None:
-    """Add and list tenants."""
+    """Add and list tenants, and limit what they use."""
 
 
 @tenants.command("add")
@@ -60,3 +65,43 @@ def show(tenant: str, as_json: bool) -> None:
         print_json(found)
     else:
         print_fields(asdict(found))
+
+
+@tenants.command("limits")
+@click.argument("tenant")
+@click.option("--weight", type=Real(0.01, 1000), help="Share of a lane relative to other tenants (default 1).")
+@click.option("--running", type=click.IntRange(0, MAX_COUNT), help="Most jobs that run at once; 0 runs none.")
+@click.option("--queued", type=click.IntRange(1, MAX_COUNT), help="Most jobs that wait in the workers' memory.")
+@click.option("--tokens-per-s", type=Real(1e-6, MAX_TOKENS), help="Prompt and output tokens per second.")
+@click.option(
+    "--burst", type=Real(1e-6, MAX_TOKENS), help="Tokens at once after a pause (default: 10 s of --tokens-per-s)."
+)
+@click.option(
+    "--over-limit",
+    type=click.Choice([str(each) for each in OverLimit]),
+    help="A job that cannot run soon waits in the database (default), or fails with limit_exceeded.",
+)
+@click.option(
+    "--clear",
+    type=click.Choice(["all", *(name.replace("_", "-") for name in NAMES)]),
+    multiple=True,
+    help="Reset a limit to its default; may be repeated.",
+)
+@json_option
+def limits(tenant: str, clear: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Show the limits of TENANT, which apply in each pool, or change those that are given.
+
+    Running workers follow a change within a second.
+    """
+    changes = {name: value for name, value in options.items() if value is not None}
+    if "over_limit" in changes:
+        changes["over_limit"] = OverLimit(changes["over_limit"])
+    cleared = NAMES if "all" in clear else [name.replace("-", "_") for name in clear]
+    if both := sorted(changes.keys() & set(cleared)):
+        raise click.UsageError(f"--clear and --{both[0].replace('_', '-')} contradict each other; give one of them.")
+    if changes or cleared:
+        found = on_database(lambda connection: change_limits(connection, tenant, changes, cleared))
+    else:
+        found = on_database(lambda connection: show_limits(connection, tenant))
+    row = {"tenant": tenant} | asdict(found)
+    print_json(row) if as_json else print_fields(row)

@@ -73,6 +73,7 @@ async def _consume(worker: Worker, life: Lifecycle, settings: Settings, stack: c
     stack.push_async_callback(producer.stop)
     with kafka.starting(settings):
         await producer.start()
+    await worker.limits.read()
     await worker.consumer.start()
     stack.push_async_callback(life.end_tasks, 0.0)
     for name, work in _loops(worker, settings, producer).items():
@@ -95,6 +96,7 @@ def _loops(worker: Worker, settings: Settings, producer: object) -> dict[str, Co
         "tick": worker.runner.tick(),
         "complete": worker.completer.run(),
         "leases": worker.leases.run(),
+        "limits": worker.limits.run(),
         "guard": worker.guard.run(),
         "parking": worker.parking.run(),
         "cancellations": worker.cancellations.run(),

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -35,6 +36,7 @@ from services.worker.queue.pace import Pace
 from services.worker.queue.parking import Parking, ParkingCallbacks
 from services.worker.queue.parking_store import ParkingStore, ParkRequest
 from services.worker.queue.retry_policy import retry_delay_s
+from services.worker.queue.tenant_limits import LimitedTenants
 from services.worker.results.completer import Completer
 from services.worker.store.cancellations import CancellationStore
 from services.worker.store.jobs import JobStore
@@ -42,8 +44,11 @@ from services.worker.store.persistence import Persistence
 from services.worker.supervision.breaker import BreakerLimits
 from services.worker.supervision.guard import Guard
 from services.worker.supervision.leases import LeaseKeeper
+from services.worker.supervision.limits import LimitsReader
 
 DATABASE_PAUSE = "database"
+WINDOWS = 8
+"""A limited tenant's waiting jobs take at most one in so many of the places in memory."""
 
 
 def worker_name(settings: Settings) -> str:
@@ -80,7 +85,14 @@ class Worker:
         )
         self.persistence = Persistence(life.health, self._on_database)
         pace = Pace(_overtake_tokens(settings))
-        self.backlog = Backlog[Job](2 * (settings.max_backlog_jobs + len(settings.lanes)), pace.rules())
+        capacity = 2 * (settings.max_backlog_jobs + len(settings.lanes))
+        self.backlog = Backlog[Job](capacity, pace.rules(), self._weight_of)
+        self.tenants = LimitedTenants(
+            self.backlog,
+            settings.max_backlog_jobs // WINDOWS,
+            settings.max_backlog_jobs // len(settings.lanes) // 2,
+            settings.park_after_s,
+        )
         spec = EngineSpec(engine_config(settings), engine_factory, settings.engine_start_timeout_s)
         self.engine_up = asyncio.Event()
         callbacks = EngineCallbacks(self._on_engine_up, self._on_done, self._on_engine_lost, self._on_engine_status)
@@ -99,7 +111,10 @@ class Worker:
             self.engine,
             self.adapters,
             pace,
-            RunnerCallbacks(self._start, self._finish, self._stale, self._retry),
+            self.tenants,
+            RunnerCallbacks(
+                self._start, self._finish, self._stale, self._retry, self._park_over_limit, self._wake_parking
+            ),
         )
         self.dead_letters = DeadLetters(settings, self.ledger, life.health, self._on_rejected)
         box = SecretBox(settings.secret_key) if settings.require_signed_jobs else None
@@ -120,7 +135,12 @@ class Worker:
             self.ledger,
             self.in_flight,
             ParkingCallbacks(
-                self._run_parked, self._finish, self._stale, self.runner.drop, self.runner.suspects.new_trial
+                self._run_parked,
+                self._finish,
+                self._stale,
+                self.runner.drop,
+                self.runner.suspects.new_trial,
+                self._places_over_limit,
             ),
             lambda: self.consumer.room_for_parked() if self.engine.ready else ([], 0),
             settings.poll_interval_s,
@@ -147,6 +167,7 @@ class Worker:
             Counts(self._num_jobs, self.in_flight.num_joined),
             ConsumerCallbacks(self.acceptor.receive, self._on_assigned, drain.drained, self.in_flight.forget_places),
         )
+        self.limits = LimitsReader(pool, self.persistence, self.tenants.follow, settings.poll_interval_s)
         self.guard = Guard(
             _breaker_limits(settings),
             keys.of,
@@ -217,12 +238,25 @@ class Worker:
         delay_s = retry_delay_s(job.attempts, self._settings.retry_delay_s)
         self.parking.park(ParkRequest(job, "retry", delay_s))
 
+    def _weight_of(self, tenant: str) -> float:
+        return self.tenants.weight_of(tenant)
+
+    def _park_over_limit(self, job: Job) -> None:
+        self.parking.park(ParkRequest(job, "limit", None))
+
+    def _places_over_limit(self, parked: Sequence[tuple[str, Lane]]) -> list[tuple[str, Lane, int]]:
+        return self.tenants.places(parked, time.monotonic())
+
+    def _wake_parking(self) -> None:
+        self.parking.wake()
+
     async def _run_parked(self, jobs: Sequence[Job]) -> None:
         self.runner.add(await self.cancellations.screen(jobs))
 
     def on_control(self) -> None:
         """A control record or a database notification arrived: read the database now."""
         self.cancellations.wake()
+        self.limits.wake()
         self.parking.wake()
 
     def _stale(self, job: Job) -> None:

@@ -22,7 +22,7 @@ HEAD = max(path.stem for path in SQL.glob("*.sql"))
 
 PUBLIC = {
     "jobs": "tenant, job_id, pool, adapter, adapter_version, lane, state, error_code, error_message, attempts, "
-    "accepted_on, accepted_at, started_at, finished_at, worker, replay_of, metadata",
+    "accepted_on, accepted_at, started_at, finished_at, worker, replay_of, metadata, wait_reason, wait_since",
     "results": "tenant, job_id, accepted_on, output_text, output_url, output_token_ids, logprobs, finish_reason, "
     "prompt_tokens, cached_tokens, completion_tokens, queue_ms, load_ms, first_token_ms, total_ms",
     "adapters": "tenant, name, version, status, status_reason, base_model, base_fingerprint, rank, target_modules, "
@@ -31,6 +31,7 @@ PUBLIC = {
     "duration_ms, next_attempt_at",
     "usage_hourly": "tenant, adapter, adapter_version, hour, jobs, prompt_tokens, cached_tokens, completion_tokens, "
     "wasted_tokens",
+    "tenant_limits": "tenant, weight, running, queued, tokens_per_s, burst, over_limit, changed_at",
 }
 COLUMNS = """
 select c.relname as table, obj_description(c.oid) as table_comment, a.attname as column,

@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from schemas.common import AdapterStatus
-from schemas.rows import AdapterRow, JobRow, ResultRow, UsageRow, WebhookDeliveryRow
+from schemas.rows import AdapterRow, JobRow, ResultRow, TenantLimitRow, UsageRow, WebhookDeliveryRow
 
 TABLES: dict[str, type[BaseModel]] = {
     "jobs": JobRow,
@@ -15,6 +15,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "adapters": AdapterRow,
     "webhook_deliveries": WebhookDeliveryRow,
     "usage_hourly": UsageRow,
+    "tenant_limits": TenantLimitRow,
 }
 JSON_TYPES = {
     "text": {"string"},

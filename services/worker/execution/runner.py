@@ -3,12 +3,13 @@
 import asyncio
 import itertools
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 
 from engine import EngineError, Request
-from schemas.common import ErrorCode
+from schemas.common import ErrorCode, Lane, OverLimit, WaitReason
 from services.adapters.versions import AdapterVersion
 from services.process import telemetry
 from services.worker.adapters.loads import Adapters
@@ -20,12 +21,14 @@ from services.worker.execution.meters import count_started
 from services.worker.execution.request import engine_request
 from services.worker.execution.suspects import Suspects
 from services.worker.jobs import BASE_GROUP, NO_TRIAL, Job, JobKey, Outcome, Phase, expired, failed
-from services.worker.queue.backlog import Backlog, EngineView, Waiting
+from services.worker.queue.backlog import Backlog, Demand, EngineView, Waiting
 from services.worker.queue.demand import demand_of
 from services.worker.queue.pace import Pace
+from services.worker.queue.tenant_limits import Admission, LimitedTenants
 from services.worker.store.decisions import MayStart
 
 TICK_S = 0.1
+CHECK_LIMITS_S = 1.0
 MAX_EXPECTED = 256
 """How many adapters, needed next, are announced to the engine before their jobs."""
 _log = telemetry.get_logger()
@@ -34,12 +37,15 @@ _log = telemetry.get_logger()
 @dataclass(frozen=True, slots=True)
 class RunnerCallbacks:
     """`start` marks jobs as started and returns their attempts; `finish` accepts an outcome, `stale` a job that another
-    worker owns, `retry` a job to run again after a delay."""
+    worker owns, `retry` a job to run again after a delay, `park` a job that waits for its tenant's limit; `unpark` asks
+    for such jobs."""
 
     start: Callable[[Sequence[Job]], Awaitable[dict[JobKey, int]]]
     finish: Callable[[Outcome], None]
     stale: Callable[[Job], None]
     retry: Callable[[Job], None]
+    park: Callable[[Job], None]
+    unpark: Callable[[], None]
 
 
 class Runner:
@@ -52,6 +58,7 @@ class Runner:
         engine: EngineBridge,
         adapters: Adapters,
         pace: Pace,
+        tenants: LimitedTenants,
         callbacks: RunnerCallbacks,
     ) -> None:
         self._limits = limits
@@ -59,6 +66,7 @@ class Runner:
         self._engine = engine
         self._adapters = adapters
         self._pace = pace
+        self._tenants = tenants
         self._callbacks = callbacks
         self._tickets: dict[JobKey, Waiting[Job]] = {}
         self._displaced: set[JobKey] = set()
@@ -85,9 +93,22 @@ class Runner:
         now, wall = time.monotonic(), time.time()
         for job in jobs:
             self._isolate_last_attempt(job)
-            self._backlog.add(job, demand_of(job, self._pace.prefill_weight, now, wall), now)
+            self._admit(job, demand_of(job, self._pace.prefill_weight, now, wall), now)
         self._adapters.plan(now)
         self._wake.set()
+
+    def _admit(self, job: Job, demand: Demand, now: float) -> None:
+        """Queue a job, unless its tenant's limits leave no room for it in memory."""
+        match self._tenants.admit(demand, now, was_parked=not job.places):
+            case Admission.QUEUE:
+                self._backlog.add(job, demand, now)
+            case Admission.PARK:
+                self._callbacks.park(job)
+            case Admission.REFUSE:
+                self._refuse_over_limit(job)
+
+    def _refuse_over_limit(self, job: Job) -> None:
+        self._callbacks.finish(failed(job, ErrorCode.LIMIT_EXCEEDED, self._tenants.refusal(job.key.tenant)))
 
     def wake(self) -> None:
         """Check whether jobs can start."""
@@ -98,9 +119,10 @@ class Runner:
         fits = self._limits.capacity - self.num_running - len(self._backlog)
         room = iter(range(fits if self._may_start() and not self.suspects else 0))
 
-        def may_start(adapter: AdapterVersion | None) -> bool:
+        def may_start(tenant: str, adapter: AdapterVersion | None) -> bool:
             group = adapter.digest if adapter else BASE_GROUP
-            return self._backlog.is_open(group) and next(room, None) is not None
+            may = self._tenants.starts_at_once(tenant) and self._backlog.is_open(group)
+            return may and next(room, None) is not None
 
         return may_start
 
@@ -147,7 +169,8 @@ class Runner:
         running = Counter(job.group for job in self._running.values())
         prefixes = {ticket.demand.prefix for ticket in self._tickets.values() if ticket.demand.prefix is not None}
         view = EngineView(running, self._resident, prefixes)
-        popped = self._backlog.pop(room, view, time.monotonic())
+        now = time.monotonic()
+        popped = self._backlog.pop(room, view, now, self._tenants.allows(now), partial(self._tenants.started, now=now))
         self._tickets.update((waiting.job.key, waiting) for waiting in popped)
         return [waiting.job for waiting in popped]
 
@@ -157,7 +180,14 @@ class Runner:
         express = Express(self._limits.places, running, self._displaced, self._backlog.weight_of)
         if express.room <= 0:
             return []
-        popped = self._backlog.pop(1, now=time.monotonic(), allows=express.allows)
+        now = time.monotonic()
+        within_limits = self._tenants.allows(now)
+        popped = self._backlog.pop(
+            1,
+            now=now,
+            allows=lambda demand: express.allows(demand) and within_limits(demand),
+            started=partial(self._tenants.started, now=now),
+        )
         for waiting in popped:
             victim = express.victim(waiting.demand)
             assert victim is not None, "`allows` checks that there is a job to displace"
@@ -180,10 +210,20 @@ class Runner:
             return
         if finished is None:
             self._backlog.correct(ticket, 0.0)
+            self._ended(ticket.demand, 0)
             return
         computed = finished.prompt_tokens - finished.cached_tokens
         cost = self._pace.prefill_weight * computed + finished.completion_tokens
-        self._backlog.correct(ticket, finished.prompt_tokens + finished.completion_tokens, cost)
+        tokens = finished.prompt_tokens + finished.completion_tokens
+        self._backlog.correct(ticket, tokens, cost)
+        self._ended(ticket.demand, tokens)
+
+    def _ended(self, demand: Demand, tokens: int) -> None:
+        """Count a job that left the engine in its tenant's limits, and ask for the next one if it is parked."""
+        now = time.monotonic()
+        self._tenants.ended(demand, tokens, now)
+        if self._tenants.wants_parked(demand.tenant, now):
+            self._callbacks.unpark()
 
     def status(self, message: Status) -> None:
         """The engine reports its counts and the adapters in its pages."""
@@ -373,13 +413,34 @@ class Runner:
 
     async def tick(self) -> None:
         """Enforce timeouts and plan adapter loads periodically, until cancelled."""
+        checked_at = time.monotonic()
         while True:
             now = time.monotonic()
             self._stop_overdue(now)
             self._adapters.plan(now)
+            if self._tenants and self._backlog:
+                self._wake.set()  # a limit may have room again
+                if now - checked_at >= CHECK_LIMITS_S:
+                    checked_at = now
+                    self._check_limits(now)
             telemetry.BACKLOG_JOBS.set(len(self._backlog))
             telemetry.RUNNING_JOBS.set(len(self._running))
             await asyncio.sleep(TICK_S)
+
+    def _check_limits(self, now: float) -> None:
+        """End the wait in memory of jobs that their tenant's limit has held for long."""
+        held: dict[tuple[str, Lane], list[Waiting[Job]]] = defaultdict(list)
+        for reason, waiting in self._backlog.reasons(self._tenants.allows(now)):
+            if reason is WaitReason.TENANT_LIMIT:
+                held[waiting[0].demand.tenant, waiting[0].demand.lane] += waiting
+        for (tenant, _), waiting in held.items():
+            if overdue := self._tenants.overdue(tenant, waiting, now):
+                self._give_up_waiting(tenant, {each.job.key for each in overdue})
+
+    def _give_up_waiting(self, tenant: str, keys: Set[JobKey]) -> None:
+        refuses = self._tenants.limits_of(tenant).over_limit is OverLimit.REFUSE
+        for job in self._backlog.remove(lambda job: job.key in keys):
+            self._refuse_over_limit(job) if refuses else self._callbacks.park(job)
 
     def _stop_overdue(self, now: float) -> None:
         overdue = {request_id: job for request_id, job in self._running.items() if self._limits.is_overdue(job, now)}

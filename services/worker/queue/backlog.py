@@ -10,13 +10,12 @@ A group is the jobs of one adapter. It is open while its adapter is loaded; jobs
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Generic, NamedTuple, TypeVar
 
-from schemas.common import Lane
+from schemas.common import Lane, WaitReason
 from services.worker.jobs import BASE_GROUP
 from services.worker.queue.overtaking import Overtaking
 from services.worker.queue.shares import Shares
@@ -86,20 +85,11 @@ class LaneRules:
     urgent_s: float = 2.0
 
 
-class WaitReason(StrEnum):
-    """Why a job waits."""
-
-    ADAPTER_LOADING = "adapter_loading"
-    TENANT_LIMIT = "tenant_limit"
-    TENANT_OVER_SHARE = "tenant_over_share"
-    OVERTAKEN_FOR_AFFINITY = "overtaken_for_affinity"
-    ENGINE_FULL = "engine_full"
-
-
 Allows = Callable[[Demand], bool]
 
 
-def _always(_demand: Demand) -> bool:
+def always(_demand: Demand) -> bool:
+    """Allow every job."""
     return True
 
 
@@ -108,6 +98,7 @@ class _Queue(Generic[JobT]):
 
     def __init__(self) -> None:
         self.groups: dict[str, deque[Waiting[JobT]]] = {}
+        self.size = 0
         self.overtaking = Overtaking()
         self._heads: list[tuple[int, str]] = []
 
@@ -285,6 +276,16 @@ class Backlog(Generic[JobT]):
         for lane in self._lanes.values():
             yield from lane.waiting()
 
+    def num_waiting(self, tenant: str, lane: Lane | None = None) -> int:
+        """Number of the tenant's jobs, of one lane or of all."""
+        lanes = self._lanes.values() if lane is None else (self._lanes[lane],)
+        return sum(queue.size for each in lanes if (queue := each.queues.get(tenant)) is not None)
+
+    def waiting_by_tenant(self, lane: Lane) -> Iterator[tuple[str, int]]:
+        """The tenants with jobs in a lane, and how many each has."""
+        for tenant, queue in self._lanes[lane].queues.items():
+            yield tenant, queue.size
+
     def follow(self, rules: Mapping[Lane, LaneRules]) -> None:
         """Apply new rules from now on."""
         for lane, each in rules.items():
@@ -318,6 +319,7 @@ class Backlog(Generic[JobT]):
         lane.tenants_of.setdefault(demand.group, {})[demand.tenant] = None
         if demand.deadline is not None:
             heapq.heappush(lane.deadlines, (demand.deadline, order, demand.tenant, demand.group))
+        lane.queues[demand.tenant].size += 1
         self._size += 1
         self.num_bytes += demand.num_bytes
         self._show(lane, demand.tenant, demand.group)
@@ -348,12 +350,17 @@ class Backlog(Generic[JobT]):
                 lane.touch(tenant, self._open)
 
     def pop(
-        self, limit: int, view: EngineView | None = None, now: float = 0.0, allows: Allows = _always
+        self,
+        limit: int,
+        view: EngineView | None = None,
+        now: float = 0.0,
+        allows: Allows = always,
+        started: Callable[[Demand], None] | None = None,
     ) -> list[Waiting[JobT]]:
         """Remove and return up to `limit` jobs of open groups, in the order in which they should run.
 
         Each is charged its expected cost, which `correct` later replaces with the actual cost. `allows` is called for
-        each job after the previous one was removed.
+        each job after `started` was called with the previous one.
         """
         view = view or EngineView()
         running = dict(view.running)
@@ -361,6 +368,8 @@ class Backlog(Generic[JobT]):
         taken: list[Waiting[JobT]] = []
         while len(taken) < limit and (waiting := self._choose(view, allows, now)) is not None:
             self._admit(waiting)
+            if started is not None:
+                started(waiting.demand)
             running[waiting.demand.group] = running.get(waiting.demand.group, 0) + 1
             taken.append(waiting)
         return taken
@@ -396,6 +405,7 @@ class Backlog(Generic[JobT]):
             queue.popleft()
         else:
             queue.remove(waiting)
+        lane.queues[demand.tenant].size -= 1
         self._size -= 1
         self.num_bytes -= demand.num_bytes
         self._shrunk(lane, demand.tenant, demand.group)
@@ -457,7 +467,7 @@ class Backlog(Generic[JobT]):
             for tenant in lane.tenants_of.get(group, ()):
                 yield from lane.queues[tenant].groups[group]
 
-    def reasons(self, allows: Allows = _always) -> Iterator[tuple[WaitReason, Iterable[Waiting[JobT]]]]:
+    def reasons(self, allows: Allows = always) -> Iterator[tuple[WaitReason, Sequence[Waiting[JobT]]]]:
         """The reason why jobs wait, with the jobs: one pair for each group of a tenant."""
         for lane in self._lanes.values():
             for tenant, queue in lane.queues.items():

@@ -23,13 +23,17 @@ _log = telemetry.get_logger()
 @dataclass(frozen=True, slots=True)
 class ParkingCallbacks:
     """`run` accepts claimed jobs, `finish` outcomes, `stale` jobs that another worker owns; `drop` removes jobs from
-    the backlog and the engine; `trial` returns the number of a new trial, for a job that must run alone."""
+    the backlog and the engine; `new_trial` returns the number of a new trial, for a job that must run alone.
+
+    `over_limit` receives the tenants and lanes with jobs parked for a limit, and returns how many of each may be
+    claimed now, the one to claim first first."""
 
     run: Callable[[Sequence[Job]], Awaitable[None]]
     finish: Callable[[Outcome], None]
     stale: Callable[[Job], None]
     drop: Callable[[Collection[Job]], None]
     new_trial: Callable[[], int]
+    over_limit: Callable[[Sequence[tuple[str, Lane]]], list[tuple[str, Lane, int]]]
 
 
 class Parking:
@@ -90,6 +94,7 @@ class Parking:
         while True:
             await self.write()
             await self._claim_due()
+            await self._claim_over_limit()
             try:
                 async with asyncio.timeout(self._poll_s):
                     await self._wake.wait()
@@ -147,11 +152,29 @@ class Parking:
                 return
             asked = min(limit, MAX_BATCH)
             claimed = await self._persistence.retry_until_done(partial(self._store.claim_due, lanes, asked))
-            jobs = [job for each in claimed if (job := self._admit(each)) is not None]
-            if jobs:
-                await self._callbacks.run(jobs)
+            await self._run(claimed)
             if len(claimed) < asked:
                 return
+
+    async def _claim_over_limit(self) -> None:
+        """Claim jobs whose tenant's limit has room again."""
+        lanes, limit = self._claimable()
+        if not lanes or limit <= 0:
+            return
+        parked = await self._persistence.retry_until_done(partial(self._store.over_limit, lanes))
+        left = min(limit, MAX_BATCH)
+        places: list[tuple[str, Lane, int]] = []
+        for tenant, lane, count in self._callbacks.over_limit(parked):
+            if (granted := min(count, left)) > 0:
+                places.append((tenant, lane, granted))
+                left -= granted
+        if places:
+            await self._run(await self._persistence.retry_until_done(partial(self._store.claim_over_limit, places)))
+
+    async def _run(self, claimed: Sequence[Unparked]) -> None:
+        jobs = [job for each in claimed if (job := self._admit(each)) is not None]
+        if jobs:
+            await self._callbacks.run(jobs)
 
     def _admit(self, each: Unparked) -> Job | None:
         """Put the job in flight; returns it if it may run."""

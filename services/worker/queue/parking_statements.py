@@ -1,7 +1,8 @@
 """SQL statements for parked jobs, by name.
 
 A row of `parked_jobs` is the request of a job whose Kafka record is no longer needed. It is kept until the job is
-terminal: while a worker owns the job, the row is due when that worker's lease expires.
+terminal: while a worker owns the job, the row is due when that worker's lease expires. A row that waits for a tenant's
+limit is due at no time but its deadline; workers claim it when the limit has room.
 """
 
 from services.worker.store.batch import ATTEMPT, DATED, JOB, batch
@@ -43,8 +44,8 @@ insert into loraq.parked_jobs
      partition_number, record_offset, record_timestamp_ms, record_key, request, traceparent)
 select
     tenant, job_id, accepted_on, $1, lane, reason, adapter_digest, clock_timestamp() - cold_for, alone,
-    least(clock_timestamp() + delay, deadline, cancelled_at), topic, partition_number, record_offset,
-    record_timestamp_ms, record_key, request, traceparent
+    coalesce(least(clock_timestamp() + delay, deadline, cancelled_at), 'infinity'), topic, partition_number,
+    record_offset, record_timestamp_ms, record_key, request, traceparent
 from {batch("sent", REQUEST, first=2)}
 left join (select tenant, job_id, requested_at as cancelled_at from loraq.cancellations) as cancelled
     using (tenant, job_id)
@@ -69,13 +70,52 @@ join loraq.jobs using (accepted_on, tenant, job_id)
 on conflict (tenant, job_id) do nothing
 """
 
-DUE_JOBS = """
-select *, extract(epoch from clock_timestamp() - cold_since)::float8 as cold_for_s
+CLAIMED = """
+    tenant, job_id, accepted_on, lane, alone, extract(epoch from clock_timestamp() - cold_since)::float8 as cold_for_s,
+    topic, partition_number, record_offset, record_timestamp_ms, record_key, request, traceparent
+"""
+
+DUE_JOBS = f"""
+select {CLAIMED}
 from loraq.parked_jobs
 where pool = $1 and lane = any($2::text[]) and due_at <= clock_timestamp()
 order by due_at
 limit $3
 for update skip locked
+"""
+
+OVER_LIMIT = """
+with recursive pairs as (
+    (select tenant, lane
+     from loraq.parked_jobs
+     where pool = $1 and reason = 'limit'
+     order by tenant, lane
+     limit 1)
+    union all
+    select following.tenant, following.lane
+    from pairs
+    cross join lateral (
+        select tenant, lane
+        from loraq.parked_jobs
+        where pool = $1 and reason = 'limit' and (tenant, lane) > (pairs.tenant, pairs.lane)
+        order by tenant, lane
+        limit 1
+    ) as following
+)
+select tenant, lane from pairs
+"""
+
+CLAIM_OVER_LIMIT = f"""
+select parked.*
+from unnest($2::text[], $3::text[], $4::integer[]) as free (of_tenant, of_lane, places)
+cross join lateral (
+    select {CLAIMED}
+    from loraq.parked_jobs
+    where pool = $1 and reason = 'limit' and tenant = of_tenant and lane = of_lane
+    order by record_timestamp_ms, record_offset
+    limit places
+    for update skip locked
+) as parked
 """
 
 CLAIM_DUE = f"""
@@ -93,7 +133,8 @@ returning
 
 POSTPONE_LEASED = f"""
 update loraq.parked_jobs
-set due_at = greatest(jobs.lease_until, clock_timestamp())
+set due_at = greatest(jobs.lease_until, clock_timestamp()),
+    reason = case parked_jobs.reason when 'limit' then 'lease' else parked_jobs.reason end
 from loraq.jobs, {batch("due", DATED)}
 where parked_jobs.tenant = due.tenant and parked_jobs.job_id = due.job_id
     and jobs.accepted_on = due.accepted_on and jobs.tenant = due.tenant and jobs.job_id = due.job_id

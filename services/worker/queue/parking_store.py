@@ -9,7 +9,7 @@ from typing import Any
 from asyncpg import Record as Row
 
 from schemas.common import Lane
-from services.postgres.pool import Connection, Pool, storable, transaction
+from services.postgres.pool import Connection, Pool, autocommit, storable, transaction
 from services.process import telemetry
 from services.worker.intake.records import parse
 from services.worker.jobs import NO_TRIAL, Candidate, Job, JobKey, Record, Rejection
@@ -24,11 +24,14 @@ _log = telemetry.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class ParkRequest:
-    """A job to park. `cold_for_s` is how long it has already waited for its adapter."""
+    """A job to park for `delay_s` seconds; None is until its tenant's limit has room.
+
+    `cold_for_s` is how long it has already waited for its adapter.
+    """
 
     job: Job
     reason: str
-    delay_s: float
+    delay_s: float | None
     cold_for_s: float | None = None
 
 
@@ -87,14 +90,29 @@ class ParkingStore:
         """Claim due jobs that no worker owns, and delete the requests of jobs that have ended."""
         async with transaction(self._pool, "claim parked jobs") as connection:
             rows = await connection.fetch(sql.DUE_JOBS, self._pool_name, [str(lane) for lane in lanes], limit)
-            dues = [due for row in rows if (due := _due(row)) is not None]
-            if not dues:
-                return []
-            keys = columns([(due.accepted_on, *due.key) for due in dues], 3)
-            claimed = await connection.fetch(sql.CLAIM_DUE, *keys, self._worker, self._lease)
-            await connection.execute(sql.DELETE_ENDED, *keys)
-            await connection.execute(sql.POSTPONE_LEASED, *keys)
-            return await self._resumed(connection, dues, claimed)
+            return await self._claim(connection, rows)
+
+    async def over_limit(self, lanes: Collection[Lane]) -> list[tuple[str, Lane]]:
+        """The tenants and lanes that have jobs parked for a limit."""
+        async with autocommit(self._pool, "look up parked tenants") as connection:
+            rows = await connection.fetch(sql.OVER_LIMIT, self._pool_name)
+        return [(row["tenant"], Lane(row["lane"])) for row in rows if row["lane"] in lanes]
+
+    async def claim_over_limit(self, places: Sequence[tuple[str, Lane, int]]) -> list[Unparked]:
+        """Claim jobs that are parked for a limit: of each tenant and lane up to a number, the oldest first."""
+        async with transaction(self._pool, "claim parked jobs") as connection:
+            rows = await connection.fetch(sql.CLAIM_OVER_LIMIT, self._pool_name, *columns(places, 3))
+            return await self._claim(connection, rows)
+
+    async def _claim(self, connection: Connection, rows: Sequence[Row]) -> list[Unparked]:
+        dues = [due for row in rows if (due := _due(row)) is not None]
+        if not dues:
+            return []
+        keys = columns([(due.accepted_on, *due.key) for due in dues], 3)
+        claimed = await connection.fetch(sql.CLAIM_DUE, *keys, self._worker, self._lease)
+        await connection.execute(sql.DELETE_ENDED, *keys)
+        await connection.execute(sql.POSTPONE_LEASED, *keys)
+        return await self._resumed(connection, dues, claimed)
 
     async def _resumed(self, connection: Connection, dues: Sequence[Due], claimed: Sequence[Row]) -> list[Unparked]:
         claims = {JobKey(row["tenant"], row["job_id"]): row for row in claimed}
@@ -120,7 +138,7 @@ def _request_row(request: ParkRequest) -> tuple[Any, ...]:
         adapter.digest if adapter else None,
         cold_for,
         job.trial != NO_TRIAL,
-        timedelta(seconds=request.delay_s),
+        None if request.delay_s is None else timedelta(seconds=request.delay_s),
         job.request.deadline,
         *_record_columns(job.candidate),
     )

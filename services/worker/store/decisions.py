@@ -11,8 +11,8 @@ from schemas.events import JobError
 from services.adapters.versions import AdapterVersion
 from services.worker.jobs import Candidate, Claim
 
-MayStart: TypeAlias = Callable[[AdapterVersion | None], bool]
-"""Called once per job: whether the engine has room to start a job with this adapter immediately."""
+MayStart: TypeAlias = Callable[[str, AdapterVersion | None], bool]
+"""Called once per job: whether a job of this tenant with this adapter can start immediately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ Decision: TypeAlias = Claimed | Ended | Conflict | Leased
 SETTLED_STATES = TERMINAL_STATES | {JobState.PARKED}
 
 
-def never_start(_adapter: AdapterVersion | None) -> bool:
+def never_start(_tenant: str, _adapter: AdapterVersion | None) -> bool:
     """Start no job as part of its claim."""
     return False
 

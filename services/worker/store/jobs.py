@@ -54,7 +54,11 @@ class _Resolved:
 
 def _starts_at_once(candidate: Candidate, resolved: _Resolved, may_start: MayStart) -> bool:
     """Whether the claim also starts the job. Not with a deadline, which may pass before the job's turn."""
-    return candidate.request.deadline is None and resolved.failure is None and may_start(resolved.adapter)
+    return (
+        candidate.request.deadline is None
+        and resolved.failure is None
+        and may_start(candidate.key.tenant, resolved.adapter)
+    )
 
 
 class JobStore:

@@ -185,3 +185,37 @@ def test_a_registrar_without_a_base_model_ends_at_once(settings: Settings) -> No
 @pytest.mark.parametrize("name", ["", "ÄCME", "two words"])
 def test_an_invalid_tenant_name_is_not_suggested_for_adding(name: str) -> None:
     assert str(unknown_tenant(name)) == f"{name!r} is not a valid tenant name; see `loraq tenants list`"
+
+
+def test_limits_of_a_tenant_are_shown_changed_and_cleared(run: Run) -> None:
+    run("tenants", "add", "acme")
+    unlimited = {
+        "tenant": "acme",
+        "weight": 1.0,
+        "running": None,
+        "queued": None,
+        "tokens_per_s": None,
+        "burst": None,
+        "over_limit": "wait",
+    }
+    assert run("tenants", "limits", "acme", "--json").lines == [unlimited]
+    changed = unlimited | {"weight": 4.0, "running": 2, "tokens_per_s": 50.0, "burst": 90.0, "over_limit": "refuse"}
+    given = ("--weight", 4, "--running", 2, "--tokens-per-s", 50, "--burst", 90, "--over-limit", "refuse")
+    assert run("tenants", "limits", "acme", *given, "--json").lines == [changed]
+    assert run("tenants", "limits", "acme", "--queued", 7, "--clear", "weight", "--json").lines == [
+        changed | {"queued": 7, "weight": 1.0}
+    ]
+    human = run("tenants", "limits", "acme")
+    assert "tokens_per_s" in human.stdout
+    assert run("tenants", "limits", "acme", "--clear", "all", "--json").lines == [unlimited]
+
+
+def test_limits_that_cannot_be_are_refused(run: Run) -> None:
+    run("tenants", "add", "acme")
+    assert "there is no tenant nobody" in run("tenants", "limits", "nobody", "--running", 1).stderr
+    assert "set --tokens-per-s" in run("tenants", "limits", "acme", "--burst", 5).stderr
+    both = run("tenants", "limits", "acme", "--running", 1, "--clear", "running")
+    assert "--clear and --running contradict each other" in both.stderr
+    assert run("tenants", "limits", "acme", "--tokens-per-s", "nan").status != 0
+    assert run("tenants", "limits", "acme", "--weight", 0).status != 0
+    assert run("tenants", "limits", "acme", "--json").lines[0]["running"] is None

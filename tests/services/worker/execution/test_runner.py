@@ -1,7 +1,7 @@
 """How the runner handles an engine crash: which jobs run again, with which others, and which is charged."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 
@@ -18,6 +18,7 @@ from services.worker.jobs import Candidate, Claim, Job, JobKey, Outcome, Phase, 
 from services.worker.offsets.ledger import Partition, Place
 from services.worker.queue.backlog import Backlog
 from services.worker.queue.pace import Pace
+from services.worker.queue.tenant_limits import LimitedTenants
 from tests.waiting import eventually
 
 MAX_ATTEMPTS = 3
@@ -55,12 +56,20 @@ class Harness:
     counts: dict[JobKey, int] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
     batches: list[list[str]] = field(default_factory=list)
+    parked: list[Job] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.engine = FakeEngine()
-        callbacks = RunnerCallbacks(self.start, self.outcomes.append, lambda _job: None, self.retry)
-        limits = Limits(8, 8, 60.0, MAX_ATTEMPTS, 1024)
-        self.runner = Runner(limits, Backlog[Job](100), self.engine, FakeAdapters(), Pace({}), callbacks)
+        limits, backlog = Limits(8, 8, 60.0, MAX_ATTEMPTS, 1024), Backlog[Job](100)
+        self.tenants = LimitedTenants(backlog, 8, 32, 5.0)
+        self.runner = Runner(
+            limits, backlog, self.engine, FakeAdapters(), Pace({}), self.tenants, self.callbacks(self.start)
+        )
+
+    def callbacks(self, start: Callable[[Sequence[Job]], Awaitable[dict[JobKey, int]]]) -> RunnerCallbacks:
+        return RunnerCallbacks(
+            start, self.outcomes.append, lambda _job: None, self.retry, self.parked.append, lambda: None
+        )
 
     async def start(self, jobs: Sequence[Job]) -> dict[JobKey, int]:
         for job in jobs:
@@ -151,7 +160,7 @@ async def test_jobs_counted_but_not_submitted_are_not_charged(harness: Harness) 
         await gate.wait()
         return started
 
-    harness.runner._callbacks = RunnerCallbacks(slowly, harness.outcomes.append, lambda _job: None, harness.retry)
+    harness.runner._callbacks = harness.callbacks(slowly)
     [waiting] = harness.add("a")
     await eventually(lambda: harness.counts.get(waiting.key) == 1, what="the start to be written")
     harness.runner.lost("it ended")

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, TypeVar
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.common import Lane
+from schemas.common import Lane, WaitReason
 from services.worker.jobs import BASE_GROUP
-from services.worker.queue.backlog import Backlog, Demand, EngineView, LaneRules, WaitReason
+from services.worker.queue.backlog import Backlog, Demand, EngineView, LaneRules
 
 INTERACTIVE, STANDARD, BATCH = Lane.INTERACTIVE, Lane.STANDARD, Lane.BATCH
 JobT = TypeVar("JobT")

@@ -60,7 +60,7 @@ async def test_jobs_that_fit_are_claimed_and_started_in_one_write(pool: Pool) ->
     candidates = [candidate(offset) for offset in range(4)]
     candidates[1] = candidate(1, deadline=datetime.now(UTC) + timedelta(hours=1))
     room = iter(range(2))
-    decisions = await store_of(pool).accept(candidates, lambda _: next(room, None) is not None)
+    decisions = await store_of(pool).accept(candidates, lambda _tenant, _adapter: next(room, None) is not None)
     jobs = [job_of(decision, each) for decision, each in zip(decisions, candidates, strict=True)]
     assert [job.counted for job in jobs] == [True, False, True, False], "a job with a deadline is only claimed"
     assert [job.attempts for job in jobs] == [0, 0, 0, 0]
@@ -74,7 +74,8 @@ async def test_jobs_that_fit_are_claimed_and_started_in_one_write(pool: Pool) ->
 async def test_releasing_a_job_uncounts_an_attempt_that_did_not_run(pool: Pool) -> None:
     store, wanted = store_of(pool), [candidate(0), candidate(1)]
     jobs = [
-        job_of(claimed, each) for claimed, each in zip(await store.accept(wanted, lambda _: True), wanted, strict=True)
+        job_of(claimed, each)
+        for claimed, each in zip(await store.accept(wanted, lambda _tenant, _adapter: True), wanted, strict=True)
     ]
     jobs[1].attempts, jobs[1].counted = 1, False
     await store.release(jobs)

@@ -39,7 +39,7 @@ async def test_a_batch_reads_about_as_many_rows_as_it_has_jobs(settings: Setting
 
 async def claim(store: JobStore, count: int = BATCH) -> list[Job]:
     candidates = [candidate(offset) for offset in range(count)]
-    claimed = await store.accept(candidates, lambda _adapter: True)
+    claimed = await store.accept(candidates, lambda _tenant, _adapter: True)
     return [job_of(each, candidate) for each, candidate in zip(claimed, candidates, strict=True)]
 
 
