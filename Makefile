@@ -80,7 +80,7 @@ gpu-check: ## check and measure kernels and engine on this machine's GPU; ONLY="
 reference: $(VENV)/.dev ## write docs/reference, docs/configuration.md and docs/errors.md from the code
 	$(BIN)/python -m schemas.export docs/reference
 	$(BIN)/python docs/generate.py
-	$(BIN)/python docs/rooms.py
+	$(BIN)/python docs/folders.py
 
 COMPILE = $(UV) pip compile pyproject.toml --excludes requirements/excludes.txt --no-emit-index-url --no-annotate \
 	--no-header --python-version 3.11 --upgrade --quiet

@@ -30,7 +30,7 @@ def module_from(name: str) -> ModuleType:
     return module
 
 
-rooms = module_from("rooms")
+folders = module_from("folders")
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +43,11 @@ def test_generated_pages_are_current(generator: ModuleType) -> None:
         assert (ROOT / "docs" / name).read_text(encoding="utf-8") == content, f"docs/{name}: run `make reference`"
 
 
-def test_the_table_of_rooms_has_every_room_with_its_first_line() -> None:
+def test_the_table_of_folders_has_every_folder_with_its_first_line() -> None:
     """Entry points and lines change with every commit: `make reference` writes them."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    written = page.split(rooms.BEGIN)[1].split(rooms.END)[0]
-    assert _first_columns(written) == _first_columns(rooms.table()), "run `make reference`"
+    written = page.split(folders.BEGIN)[1].split(folders.END)[0]
+    assert _first_columns(written) == _first_columns(folders.table()), "run `make reference`"
 
 
 def _first_columns(table: str) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""The table of rooms in docs/architecture.md, read from the code: first lines, imports, contracts, lines."""
+"""The table of folders in docs/architecture.md, read from the code: first lines, imports, contracts, lines."""
 
 import ast
 import re
@@ -8,34 +8,34 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-BEGIN, END = "<!-- rooms: begin -->\n", "<!-- rooms: end -->\n"
-HEAD = "| room | owns | entry points | must not import | lines |\n|---|---|---|---|---|\n"
+BEGIN, END = "<!-- folders: begin -->\n", "<!-- folders: end -->\n"
+HEAD = "| folder | owns | entry points | must not import | lines |\n|---|---|---|---|---|\n"
 LAYERED = {"engine": "engine-layers", "services": "services-layers", "services.worker": "worker-layers"}
 MAX_ENTRIES = 5
 MAX_NAMES = 4
 
 
-def rooms() -> list[str]:
-    """Every room by its dotted name: the packages, and the folders of those whose layers are checked."""
+def folders() -> list[str]:
+    """Dotted names of `schemas` and of the folders whose layers are checked."""
     found = ["schemas"]
     for container in LAYERED:
-        folders = sorted((ROOT / container.replace(".", "/")).glob("*/__init__.py"))
-        found += [f"{container}.{path.parent.name}" for path in folders]
+        inner = sorted((ROOT / container.replace(".", "/")).glob("*/__init__.py"))
+        found += [f"{container}.{path.parent.name}" for path in inner]
     return sorted(set(found) - {"services.worker"} | {"services.worker"})
 
 
 def table() -> str:
-    """One row per room."""
+    """One row per folder."""
     layers = _layers()
     users = _users()
-    return HEAD + "".join(_row(room, layers, users) for room in rooms())
+    return HEAD + "".join(_row(folder, layers, users) for folder in folders())
 
 
-def _row(room: str, layers: dict[str, list[list[str]]], users: dict[str, dict[str, int]]) -> str:
-    owns = _first_line(ROOT / room.replace(".", "/") / "__init__.py")
-    entries = sorted(users.get(room, {}), key=lambda name: (-users[room][name], name))[:MAX_ENTRIES]
+def _row(folder: str, layers: dict[str, list[list[str]]], users: dict[str, dict[str, int]]) -> str:
+    owns = _first_line(ROOT / folder.replace(".", "/") / "__init__.py")
+    entries = sorted(users.get(folder, {}), key=lambda name: (-users[folder][name], name))[:MAX_ENTRIES]
     shown = ", ".join(f"`{name}`" for name in entries) or "commands only"
-    return f"| `{room.replace('.', '/')}/` | {owns} | {shown} | {_forbidden(room, layers)} | {_lines(room)} |\n"
+    return f"| `{folder.replace('.', '/')}/` | {owns} | {shown} | {_forbidden(folder, layers)} | {_lines(folder)} |\n"
 
 
 def _first_line(path: Path) -> str:
@@ -44,7 +44,7 @@ def _first_line(path: Path) -> str:
 
 
 def _layers() -> dict[str, list[list[str]]]:
-    """Container to its layers, the uppermost first, each with the names that stand in it."""
+    """For each container, its layers from top to bottom, each with its names."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
@@ -55,8 +55,8 @@ def _layers() -> dict[str, list[list[str]]]:
     }
 
 
-def _forbidden(room: str, layers: dict[str, list[list[str]]]) -> str:
-    container, _, name = room.rpartition(".")
+def _forbidden(folder: str, layers: dict[str, list[list[str]]]) -> str:
+    container, _, name = folder.rpartition(".")
     if container not in layers:
         return "`engine`, `services`, any I/O"
     above = next(index for index, names in enumerate(layers[container]) if name in names)
@@ -68,16 +68,16 @@ def _forbidden(room: str, layers: dict[str, list[list[str]]]) -> str:
 
 
 def _users() -> dict[str, dict[str, int]]:
-    """Room to its modules that code outside it imports, with the number of importers."""
-    known = rooms()
+    """For each folder, its modules that other code imports, with the number of importers."""
+    known = folders()
     users: dict[str, dict[str, int]] = {}
     for importer, module in _imports():
-        room = next((each for each in sorted(known, key=len, reverse=True) if module.startswith(f"{each}.")), None)
-        if room is None or importer == room or importer.startswith(f"{room}."):
+        folder = next((each for each in sorted(known, key=len, reverse=True) if module.startswith(f"{each}.")), None)
+        if folder is None or importer == folder or importer.startswith(f"{folder}."):
             continue
-        entry = module.removeprefix(f"{room}.").partition(".")[0]
-        users.setdefault(room, {})
-        users[room][entry] = users[room].get(entry, 0) + 1
+        entry = module.removeprefix(f"{folder}.").partition(".")[0]
+        users.setdefault(folder, {})
+        users[folder][entry] = users[folder].get(entry, 0) + 1
     return users
 
 
@@ -92,17 +92,17 @@ def _imports() -> Iterator[tuple[str, str]]:
                         yield importer, f"{node.module}.{alias.name}" if is_module else node.module
 
 
-def _lines(room: str) -> int:
-    """Lines of the room's sources, those of rooms inside it not counted."""
-    folder = ROOT / room.replace(".", "/")
-    inner = [ROOT / each.replace(".", "/") for each in rooms() if each.startswith(f"{room}.")]
-    sources = [path for kind in ("*.py", "*.h", "*.cpp", "*.sql") for path in folder.rglob(kind)]
-    own = [path for path in sources if not any(path.is_relative_to(each) for each in inner)]
-    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in own)
+def _lines(folder: str) -> int:
+    """Number of source lines of a folder, without listed folders inside it."""
+    path = ROOT / folder.replace(".", "/")
+    inner = [ROOT / each.replace(".", "/") for each in folders() if each.startswith(f"{folder}.")]
+    sources = [source for kind in ("*.py", "*.h", "*.cpp", "*.sql") for source in path.rglob(kind)]
+    own = [source for source in sources if not any(source.is_relative_to(each) for each in inner)]
+    return sum(len(source.read_text(encoding="utf-8").splitlines()) for source in own)
 
 
 def with_table(page: str) -> str:
-    """The page with its table written again between the marks."""
+    """The page with a new table between the markers."""
     before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}{table()}{END}{rest.split(END)[1]}"
 
