@@ -90,10 +90,10 @@ class Request:
     """One prompt to complete. Exactly one of `prompt_token_ids`, `prompt` and `messages` is given.
 
     `messages` are rendered with the base model's chat template; the text of a control token, such as `<|im_end|>`, is
-    plain text in them. In `prompt` it is that token, unless `allow_special_tokens` is false. `adapter` is the name of a
-    loaded adapter, or None for the base model. Without a `request_id` the engine generates one. If the batch is full, a
-    request takes the place of the running one whose id is `displaces`; that one goes on later, and gives way at most
-    once.
+    plain text in them. In `prompt` it becomes that token, unless `allow_special_tokens` is false. `adapter` is the name
+    of a loaded adapter, or None for the base model. Without a `request_id` the engine generates one. If the batch is
+    full, the request takes the place of the running request whose id is `displaces`; that one continues later, and is
+    displaced at most once.
     """
 
     request_id: str | None = None

@@ -80,7 +80,7 @@ def _node_ends(code: Any, argument: Any, text: str, starts: Positions) -> Positi
 
 
 def _repeat_ends(minimum: int, maximum: int, tree: Any, text: str, starts: Positions) -> Positions:
-    """Positions never decrease, so both loops end within the length of the text, whatever the bounds are."""
+    """Positions never decrease, so both loops end within the length of the text for any bounds."""
     for _ in range(minimum):
         after = _ends(tree, text, starts)
         if after == starts:

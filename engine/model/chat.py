@@ -1,6 +1,6 @@
-"""Chat templates: a sandboxed Jinja environment that knows what transformers' own environment knows.
+"""Chat templates: a sandboxed Jinja environment with the features of the one in transformers.
 
-Reference: `transformers.utils.chat_template_utils`; tests/engine/model/test_chat.py renders with both.
+Reference: `transformers.utils.chat_template_utils`; tests/engine/model/test_chat.py compares the two.
 """
 
 import datetime
@@ -20,9 +20,9 @@ from engine.errors import InvalidRequestError, ModelError
 
 
 class ChatTemplate:
-    """A model's chat template, compiled. `variables` are what it finds beside the messages, such as `bos_token`.
+    """A model's compiled chat template. `variables` are available to it next to the messages, such as `bos_token`.
 
-    Any thread may render with it. Raises ModelError if the template is not valid.
+    Thread-safe. Raises ModelError if the template is not valid.
     """
 
     def __init__(self, source: str, variables: Mapping[str, str], model_dir: Path) -> None:
@@ -36,7 +36,7 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The conversation as text, ready for the assistant's reply.
 
-        A template is a program: whatever it raises is an InvalidRequestError of the messages it was given.
+        Raises InvalidRequestError for every exception that the template raises on these messages.
         """
         try:
             return self._template.render(
@@ -52,7 +52,7 @@ class ChatTemplate:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}`, which marks the assistant's text for training, renders its body."""
+    """`{% generation %}…{% endgeneration %}`, marks the assistant's text for training and renders its body."""
 
     tags = {"generation"}  # noqa: RUF012  # as the base class declares it
 
@@ -67,7 +67,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _Dict:
-    """`dict` for templates: makes dictionaries and gives no way to the class."""
+    """`dict` for templates: creates dictionaries without exposing the class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -79,7 +79,7 @@ class _Dict:
 class _Namespace(jinja2.utils.Namespace):
     """`namespace` for templates, without attributes that begin with an underscore."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # as the base class does it, so that `self` may be a name
+    def __init__(*args: Any, **kwargs: Any) -> None:  # like the base class, so that `self` can be an attribute's name
         self, given = args[0], args[1:]
         attributes = dict(*given, **kwargs)
         for name in attributes:
@@ -93,7 +93,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 def _check_attribute(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace takes no attribute with a leading underscore: {name!r}")
+        raise jinja2.exceptions.SecurityError(f"a namespace's attribute must not begin with an underscore: {name!r}")
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
@@ -109,7 +109,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 def _to_json(
     value: object,
-    ensure_ascii: bool = False,  # templates pass these by place as well
+    ensure_ascii: bool = False,  # templates also pass these positionally
     indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,

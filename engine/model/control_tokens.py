@@ -1,8 +1,9 @@
-"""Keeps the markers of a conversation the template's own: what somebody wrote into a message is text, never a token.
+"""Prevents control-token injection: only the chat template can write control tokens, messages cannot.
 
-A tokenizer turns the text of an added token, such as `<|im_end|>`, into that token wherever it stands. So each one that
-came from a message gets a separator after its first character: a token of its own, unknown to everybody else, at which
-the tokenizer cuts and whose id is dropped afterwards. Text without such markers is tokenized as ever.
+A marker is the text of an added token, such as `<|im_end|>`. A tokenizer turns every marker into its token, also inside
+a message. So each marker from a message gets a separator after its first character. The separator is a random token
+that no client knows; the tokenizer splits the marker there, and the separator's id is dropped afterwards. Text without
+markers is tokenized unchanged.
 """
 
 import re
@@ -13,7 +14,7 @@ from engine.errors import InvalidRequestError
 
 PRIVATE_USE = range(0xE000, 0xF900)
 MARK_CHARACTERS = 8
-"""Of a private-use area of 6,400 characters: 101 bits, so nobody can write one that was not told."""
+"""Characters of a secret mark, from a private-use area of 6,400: 101 bits, so that no client can guess one."""
 
 Messages = Sequence[Mapping[str, str]]
 Render = Callable[[Messages], str]
@@ -24,9 +25,9 @@ def _secret_mark() -> str:
 
 
 class ControlTokens:
-    """The texts of a tokenizer's added tokens, and how to keep them from being one in text that may not hold any.
+    """The markers of a tokenizer, and the separators that keep them from becoming tokens.
 
-    Tokens of one character or of white space are no markers and stay what they are.
+    Added tokens of one character, or of white space only, are not markers: they remain tokens.
     """
 
     def __init__(self, texts: Collection[str]) -> None:
@@ -38,11 +39,11 @@ class ControlTokens:
         self._mark = re.compile(f"(?:({self._open})|{self._close})(.)", re.DOTALL)
 
     def count(self, text: str) -> int:
-        """Markers in a text."""
+        """Number of markers in a text."""
         return sum(1 for _ in self._pattern.finditer(text))
 
     def separated(self, text: str) -> str:
-        """The text with a separator inside each marker, those that overlap included."""
+        """The text with a separator inside each marker, including overlapping ones."""
         parts, done, found = [], 0, self._pattern.search(text)
         while found is not None:
             inside = found.start() + 1
@@ -51,10 +52,11 @@ class ControlTokens:
         return "".join([*parts, text[done:]]) if parts else text
 
     def rendered(self, messages: Messages, render: Render) -> str:
-        """The conversation as `render` writes it, with a separator inside each marker that came from a message.
+        """The conversation as `render` writes it, with a separator inside each marker from a message.
 
-        Without separators it is the same text as ever if any way of marking lets the template do the same: a template
-        may look for a marker, cut there, or strip what stands around it. If none does, the markers are cut beforehand.
+        A template may search for a marker, cut the text there, or strip white space around it, and a separator would
+        change that. So several ways of marking are tried; the first is used with which the template renders the same
+        text as without marks. If there is none, the template gets messages whose markers have separators.
         """
         plain = render(messages)
         values = [value for message in messages for value in message.values() if self._pattern.search(value)]
@@ -90,7 +92,7 @@ class ControlTokens:
         return self._mark.sub("", text).replace(self.separator, "")
 
     def _moved_inside(self, text: str) -> str:
-        """Separators in place of marks. A mark whose marker the template took away says nothing of what is there."""
+        """Replace marks with separators inside their markers. Drop a mark whose marker the template has removed."""
         result, done = "", 0
         for mark in self._mark.finditer(text):
             result, done = result + text[done : mark.start()], mark.end()

@@ -15,11 +15,11 @@ class _Detokenizer(Protocol):
         """Text that the next token, which is not special, completes."""
 
     def close(self) -> str:
-        """Text of what was held back."""
+        """The text that was held back."""
 
 
 class _ByteLevel:
-    """Each token is some bytes, so that the text is UTF-8 decoded as it comes, invalid bytes as U+FFFD."""
+    """Byte-level tokenizers: decodes the tokens' bytes incrementally as UTF-8, invalid ones as U+FFFD."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -30,7 +30,7 @@ class _ByteLevel:
         return "" if token is None else self._decoder.decode(byte_level_bytes(token))
 
     def close(self) -> str:
-        """Held-back bytes that no others can complete; an incomplete character is no text."""
+        """The text of bytes that were held back, without an incomplete character."""
         pending, _ = self._decoder.getstate()
         return "" if _is_incomplete(pending) else pending.decode("utf-8", "replace")
 
@@ -49,9 +49,9 @@ def _is_utf_8(data: bytes) -> bool:
 
 
 class _InContext:
-    """Other tokenizers: each run of tokens is decoded after the token before it, on which its spelling may depend.
+    """Other tokenizers: decodes each run of tokens together with the token before it, on which its text may depend.
 
-    A run is one token, or all of some that stand for single bytes: whether these are text shows at their end.
+    A run is one token, or consecutive tokens for single bytes, which form text only together.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
@@ -76,7 +76,7 @@ class _InContext:
         return self._tokenizer.decode([*self._context, *run])[len(self._tokenizer.decode(self._context)) :]
 
     def close(self) -> str:
-        """The bytes that were held back, without an incomplete character at their end."""
+        """The text of bytes that were held back, without an incomplete character at their end."""
         tokens = [self._tokenizer.token(token_id) for token_id in self._run]
         data = bytes(int(token[3:5], 16) for token in tokens if token is not None)
         try:
@@ -88,9 +88,9 @@ class _InContext:
 class TextStream:
     """Decodes token ids one at a time; `text` never ends inside a character.
 
-    It is what decoding all of them at once gives, but for an incomplete character at the end, which is left out.
-    Special tokens are left out too. A stop string is searched for in `text`; one that holds the text of a special
-    token is searched for in the text with special tokens.
+    `text` equals decoding all tokens at once, without an incomplete character at the end and without special tokens. A
+    stop string is searched for in `text`; one that contains the text of a special token is searched for in the text
+    with special tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stop: Sequence[str]) -> None:
@@ -112,7 +112,7 @@ class TextStream:
         return self._raw_stop.given and self._append_hidden(self._tokenizer.token(token_id) or "")
 
     def close(self) -> bool:
-        """No token follows; True if that completes a stop string."""
+        """Append the text that was held back; True if that completes a stop string."""
         return self._append(self._detokenizer.close())
 
     def _append(self, new: str) -> bool:
@@ -131,7 +131,7 @@ class TextStream:
         return self._end_at([self._shown(self._raw_stop.first_in(self._raw, len(special)))])
 
     def _shown(self, raw: int | None) -> int | None:
-        """A place in the text with special tokens as the same place in `text`."""
+        """Convert a position in the text with special tokens to the position in `text`."""
         if raw is None:
             return None
         return raw - sum(min(length, raw - at) for at, length in self._hidden if at < raw)
@@ -150,7 +150,7 @@ class _StopStrings:
         self.given = bool(self._texts)
 
     def first_in(self, text: str, num_new: int) -> int | None:
-        """Where the first one begins that ends in the newest characters."""
+        """Start of the first stop string that ends within the newest characters; None if there is none."""
         start = max(len(text) - num_new - self._longest + 1, 0)
         found = [at for each in self._texts if (at := text.find(each, start)) >= 0]
         return min(found, default=None)

@@ -28,8 +28,8 @@ SPECIAL_TOKEN_FIELDS = (
 class Tokenizer:
     """Reads tokenizer.json, tokenizer_config.json and the chat template; raises ModelError naming a bad file.
 
-    Truncation and padding, which training leaves in tokenizer.json, are off: a prompt has the tokens that it has.
-    Any thread may encode, render and decode.
+    Truncation and padding, which training may leave in tokenizer.json, are off. Encoding, rendering and decoding are
+    thread-safe.
     """
 
     def __init__(self, model_dir: Path) -> None:
@@ -63,13 +63,13 @@ class Tokenizer:
 
     @cached_property
     def is_byte_level(self) -> bool:
-        """Whether each token is a run of bytes, in GPT-2's alphabet, whatever stands beside it."""
+        """Whether each token is a fixed sequence of bytes, in GPT-2's alphabet, independent of its neighbours."""
         return [part["type"] for part in parts_of(component(self._tokenizer.decoder), "decoders")] == ["ByteLevel"]
 
     def encode(self, text: str, *, allow_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt, with the special tokens that the tokenizer adds.
 
-        The text of an added token in the prompt is that token, unless `allow_special_tokens` is false. Raises
+        The text of an added token in the prompt becomes that token, unless `allow_special_tokens` is false. Raises
         InvalidRequestError.
         """
         return self.encode_text(text if allow_special_tokens else self.without_control(text), add_special_tokens=True)
@@ -79,14 +79,14 @@ class Tokenizer:
         return self.encode_text(self.conversation(messages), add_special_tokens=False)
 
     def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of what `conversation` or `without_control` returned, or of any other text."""
+        """Token ids of a text from `conversation` or `without_control`, or of any other text."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         if self._control.separator in text:
             return [token_id for token_id in ids if token_id != self._separator_id]
         return ids
 
     def conversation(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """What `render` returns, for `encode_text`: control tokens that a message holds become no tokens.
+        """What `render` returns, prepared for `encode_text`: the text of control tokens in a message remains text.
 
         Raises InvalidRequestError.
         """
@@ -94,20 +94,20 @@ class Tokenizer:
         return self._control.rendered(messages, self.render)
 
     def without_control(self, text: str) -> str:
-        """A text for `encode_text`, in which no control token becomes one. Raises InvalidRequestError."""
+        """A text prepared for `encode_text`, in which control tokens remain text. Raises InvalidRequestError."""
         self._check_normalized([text])
         return self._control.separated(text)
 
     def _check_normalized(self, texts: Iterable[str]) -> None:
-        """Where markers are looked for in normalized text, one that only appears there cannot be kept apart."""
+        """Reject texts in which normalization creates a marker, because it cannot be separated beforehand."""
         if not self._matches_normalized or self._tokenizer.normalizer is None:
             return
         for text in texts:
             if self._control.count(self._tokenizer.normalizer.normalize_str(text)) > self._control.count(text):
-                raise InvalidRequestError("a message holds a control token of the model in another spelling; remove it")
+                raise InvalidRequestError("a message has a control token of the model in another spelling; remove it")
 
     def size(self, text: str) -> int:
-        """Characters of a text for `encode_text`, without those that keep control tokens apart."""
+        """Number of characters of a text for `encode_text`, without separators."""
         return len(text) - len(self._control.separator) * text.count(self._control.separator)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
@@ -122,16 +122,16 @@ class Tokenizer:
         return text
 
     def token(self, token_id: int) -> str | None:
-        """A token as the vocabulary writes it; None if the id has none."""
+        """A token as written in the vocabulary; None if there is no token with this id."""
         text: str | None = self._tokenizer.id_to_token(token_id)
         return text
 
     def is_special(self, token_id: int) -> bool:
-        """Whether `decode` leaves the token out."""
+        """Whether `decode` omits the token."""
         return token_id in self._special_ids
 
     def with_special(self, texts: Iterable[str]) -> tuple[str, ...]:
-        """Those of the texts that hold the text of a special token."""
+        """The texts that contain the text of a special token."""
         return tuple(text for text in texts if any(special in text for special in self._special_texts))
 
 

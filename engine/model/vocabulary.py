@@ -1,4 +1,4 @@
-"""What the parts of a tokenizer say of its tokens: their bytes, and how few tokens a text can have."""
+"""Analyses a tokenizer: the bytes of its tokens, and lower bounds on the number of tokens of a text."""
 
 import json
 import math
@@ -16,7 +16,7 @@ UTF_8 = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}
 """Bytes that occur in UTF-8."""
 SPLITTING = ("ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts")
 LOOKED_AT_CHARACTERS = 4096
-"""How far a place to cut is searched for."""
+"""How many characters are searched for a position to cut at."""
 
 
 @lru_cache(maxsize=1)
@@ -33,7 +33,7 @@ def _as_latin_1() -> dict[int, int]:
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """What a token is in a byte-level tokenizer; one with a character outside its alphabet stands for itself."""
+    """Bytes of a token in a byte-level tokenizer; a token with a character outside the alphabet is UTF-8."""
     try:
         return token.translate(_as_latin_1()).encode("latin-1") if _is_alphabetic(token) else token.encode()
     except UnicodeEncodeError:
@@ -45,12 +45,12 @@ def _is_alphabetic(token: str) -> bool:
 
 
 def is_byte_token(token: str) -> bool:
-    """Whether a token such as `<0xF0>` stands for one byte."""
+    """Whether a token such as `<0xF0>` represents one byte."""
     return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 
 def component(part: Any) -> dict[str, Any]:
-    """A normalizer, pre-tokenizer or decoder as tokenizer.json writes it; empty if there is none."""
+    """A normalizer, pre-tokenizer or decoder as written in tokenizer.json; empty if there is none."""
     state: dict[str, Any] = {} if part is None else json.loads(part.__getstate__())
     return state
 
@@ -65,10 +65,10 @@ def parts_of(state: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 class TokenCounts:
-    """Lower bounds of how many tokens a text has, from its size and from its beginning.
+    """Lower bounds on the number of tokens of a text, from its size and from its beginning.
 
-    `bytes_per_token` is the most bytes of a text that one token can stand for; None where no such bound holds: the
-    tokenizer drops white space, or writes one token for an unknown text of any length.
+    `bytes_per_token` is the largest number of bytes that one token can represent. None if there is no such bound: the
+    tokenizer drops white space, or writes a single token for unknown text of any length.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -92,7 +92,7 @@ class TokenCounts:
         self._adjacent[:, list(self._dropped)] = True
 
     def _spellings(self, token: str) -> list[bytes]:
-        """Bytes of a text that the token stands for: U+2581 is written for a space, and for itself."""
+        """The texts, as bytes, that a token can represent: U+2581 is either a space or itself."""
         if self._is_byte_level:
             return [byte_level_bytes(token)]
         if is_byte_token(token):
@@ -100,7 +100,7 @@ class TokenCounts:
         return [token.encode(), token.replace("\u2581", " ").encode()] if "\u2581" in token else [token.encode()]
 
     def _unspelt(self, tokenizer: Any, vocabulary: Mapping[str, int]) -> bytes | None:
-        """Bytes of UTF-8 that have no token and are dropped; None if texts that are unknown are more than bytes."""
+        """The bytes of UTF-8 that have no token and are dropped; None if unknown text is not spelt byte by byte."""
         model = tokenizer.model
         if type(model).__name__ == "BPE" and self._is_byte_level:
             return bytes(
@@ -110,10 +110,10 @@ class TokenCounts:
         return b"" if spells_all and getattr(model, "byte_fallback", False) else None
 
     def least(self, text: str) -> int:
-        """Tokens that the text has at least, by its size alone; 0 where that says nothing."""
+        """A lower bound on the number of tokens, from the size of the text alone; 0 if there is no bound."""
         if self.bytes_per_token is None:
             return 0
-        if any(token in text for token in self._stripping):  # these swallow the white space beside them
+        if any(token in text for token in self._stripping):  # these tokens absorb adjacent white space
             text = "".join(text.split())
         data = text.encode("utf-8", "surrogatepass")
         if any(byte in data for byte in self._dropped):
@@ -121,11 +121,10 @@ class TokenCounts:
         return -(-len(data) // self.bytes_per_token)
 
     def cut(self, text: str, least: int) -> int | None:
-        """Where the text's beginning of at least that many characters can be tokenized by itself.
+        """A position of at least `least` characters at which the text can be cut; None if there is none nearby.
 
-        There no token stands for what comes before and after, and no rule that splits a text looks across. So the
-        beginning has no more tokens alone than it has in the whole, but for one marker that the cut may go through.
-        None if there is no such place nearby.
+        No token and no splitting rule spans this position. So the text before it has at most as many tokens on its own
+        as within the whole text, plus one if the cut splits a marker.
         """
         if self.bytes_per_token is None:
             return None
@@ -145,7 +144,7 @@ def _utf8(character: str) -> bytes:
 
 
 def _shrinking(normalizer: Mapping[str, Any]) -> float:
-    """By how much a normalizer can shorten a text's UTF-8 at most."""
+    """The largest factor by which a normalizer can shorten a text's UTF-8."""
     kind = normalizer["type"]
     if kind in ("Prepend", "ByteLevel"):
         return 1.0

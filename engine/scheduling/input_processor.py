@@ -17,10 +17,10 @@ from engine.scheduling.sequence import Sequence as ScheduledSequence
 from engine.types import AdapterName, PreparedRequest, Request, RequestId
 
 FIRST_CHARACTERS_PER_TOKEN = 6
-"""Of the beginning of a long text that is tokenized first; prose has four or five."""
+"""Sets how much of a long text is tokenized first; prose has four or five characters per token."""
 SURE_SHARE = 0.75
-"""Of the tokens of a beginning that is cut where a token may span the cut. Only those next to it can be others in the
-whole text, unless merges were made so that each depends on the next."""
+"""Assumed share of a beginning's tokens that the whole text has too, if a token may span the cut. Usually only tokens
+next to the cut differ; a tokenizer could be built in which each merge depends on the next."""
 
 
 class InputProcessor:
@@ -39,10 +39,10 @@ class InputProcessor:
         self._instance = secrets.token_bytes(16)
 
     def prepare(self, request: Request) -> PreparedRequest:
-        """Check, render and tokenize a request; any thread may do so.
+        """Check, render and tokenize a request; thread-safe.
 
-        Raises InvalidRequestError, or PromptTooLongError if the request can never fit. Whatever else a request makes
-        somebody's code raise, a chat template's or a tokenizer's, is an InvalidRequestError too.
+        Raises PromptTooLongError if the request can never fit, and InvalidRequestError for all other errors, including
+        those that the chat template or the tokenizer raises.
         """
         began_at = time.monotonic()
         try:
@@ -51,14 +51,14 @@ class InputProcessor:
             self._check_fits(len(ids), request.sampling.max_tokens)
         except (EngineError, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a panic of the tokenizer's is no Exception
+        except BaseException as error:  # a panic in the tokenizer is not an Exception
             raise InvalidRequestError(f"the request cannot be read: {type(error).__name__}: {error}") from error
         return PreparedRequest(replace(request, prompt_token_ids=None, prompt=None, messages=None), ids, began_at)
 
     def to_sequence(self, prepared: PreparedRequest, request_id: RequestId) -> ScheduledSequence:
         """A new sequence for a request.
 
-        Raises UnknownAdapterError, or PromptTooLongError if the request can never fit beside its adapter.
+        Raises UnknownAdapterError, or PromptTooLongError if the request can never fit together with its adapter.
         """
         request, sampling = prepared.request, prepared.request.sampling
         name = None if request.adapter is None else AdapterName(request.adapter)
@@ -111,14 +111,14 @@ class InputProcessor:
         return self._encode(self._tokenizer.conversation(messages), max_tokens, add_special_tokens=False)
 
     def _check_size(self, text: str, max_tokens: int) -> None:
-        """Refuse a prompt that cannot fit by its size in bytes: that takes no time, and tokenizing it would."""
+        """Reject a prompt that cannot fit by its size in bytes, which is much faster than tokenizing it."""
         least = self._tokenizer.counts.least(text)
         if least > self._room(max_tokens):
             size = len(text.encode("utf-8", "surrogatepass"))
             self._check_fits(least, max_tokens, prompt=f"a prompt of {size} bytes has at least {least} tokens; these")
 
     def _encode(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]:
-        """Tokenize a text, but no more of it than it takes to see that it cannot fit."""
+        """Tokenize a text in growing beginnings, and stop as soon as one shows that the text cannot fit."""
         end = FIRST_CHARACTERS_PER_TOKEN * max(self._room(max_tokens), 1)
         while end < len(text):
             seam = self._tokenizer.counts.cut(text, end)

@@ -1,4 +1,4 @@
-"""Checks the types of a request's fields: what is wrong with one is said before anything of it is used."""
+"""Checks the types of a request's fields before any of them is used."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from engine.types import Request, SamplingParams, is_integer
 STRINGS = ("request_id", "adapter", "displaces", "prompt")
 LISTS = ("prompt_token_ids", "messages")
 BYTES = (str, bytes, bytearray, memoryview)
-"""Sequences that are no lists."""
+"""Sequences that are not accepted as lists."""
 
 
 def check_types(request: Request) -> None:
-    """Raise InvalidRequestError naming the first field of the wrong type; lengths and values are not looked at."""
+    """Raise InvalidRequestError naming the first field of the wrong type; lengths and values are not checked."""
     if not isinstance(request, Request):
         raise InvalidRequestError(f"a request must be an engine.Request, not {type(request).__name__}")
     _check("tenant", request.tenant, str, "a string")
@@ -52,7 +52,7 @@ def check_token_ids(ids: Sequence[Any]) -> None:
 
 
 def check_encodable(name: str, text: str) -> None:
-    """Raise InvalidRequestError if a text cannot be UTF-8, which half of a surrogate pair cannot."""
+    """Raise InvalidRequestError if a text cannot be encoded as UTF-8 because of a lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -296,7 +296,7 @@ def test_a_missing_model_is_reported(tmp_path: Path) -> None:
         Engine(EngineConfig(tmp_path))
 
 
-def test_a_request_takes_the_place_of_another_that_goes_on_afterwards(model_dir: Path) -> None:
+def test_a_request_displaces_another_that_continues_afterwards(model_dir: Path) -> None:
     engine = Engine(EngineConfig(model=model_dir, dtype="float32", max_batch_size=2))
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     prompts = {name: [5 + index, 6, 7] for index, name in enumerate(("first", "second", "urgent"))}

@@ -1,4 +1,4 @@
-"""Whatever a request holds, it ends alone: an InvalidRequestError names its field, and others go on."""
+"""An invalid request ends alone with an InvalidRequestError that names its field; other requests continue."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ class Odd:
 
 
 class OddList(list[Any]):
-    """Raises as soon as it is read."""
+    """Raises on every access."""
 
     def __iter__(self) -> Any:
         raise LookupError("not this one")
@@ -70,7 +70,7 @@ MESSAGES = st.lists(st.dictionaries(KEYS, VALUES) | VALUES, max_size=3)
 
 
 def try_and_go_on(engine: Engine, expected: tuple[int, ...], request: Any) -> None:
-    """Add a request beside a healthy one. If it is refused, for a reason; and the healthy one ends as ever."""
+    """Add a request next to a healthy one. A refusal has a reason, and the healthy one ends as expected."""
     healthy = engine.add(HEALTHY)
     odd = ""
     with contextlib.suppress(RequestError):
@@ -89,7 +89,7 @@ SLOW = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCh
 
 @SLOW
 @given(st.data())
-def test_any_value_in_any_field_ends_that_request_at_most(
+def test_any_value_in_any_field_ends_at_most_that_request(
     engine: Engine, expected: tuple[int, ...], data: st.DataObject
 ) -> None:
     chosen = data.draw(st.lists(st.sampled_from([field.name for field in fields(Request)]), min_size=1, max_size=3))
@@ -101,7 +101,7 @@ def test_any_value_in_any_field_ends_that_request_at_most(
 
 @SLOW
 @given(MESSAGES)
-def test_any_messages_end_that_request_at_most(engine: Engine, expected: tuple[int, ...], messages: Any) -> None:
+def test_any_messages_end_at_most_that_request(engine: Engine, expected: tuple[int, ...], messages: Any) -> None:
     try_and_go_on(engine, expected, Request(messages=messages, sampling=GREEDY))
 
 
@@ -172,19 +172,19 @@ def test_a_sampling_parameter_of_the_wrong_type_is_named(given_fields: dict[str,
         SamplingParams(**given_fields)
 
 
-def test_what_is_no_request_is_told_so(engine: Engine) -> None:
+def test_an_object_that_is_not_a_request_is_rejected(engine: Engine) -> None:
     with pytest.raises(InvalidRequestError, match=r"a request must be an engine\.Request, not dict"):
         engine.add({"prompt": "a"})  # type: ignore[arg-type]
 
 
 def spoil(request: Request, value: object) -> Request:
-    """A request whose sampling a step cannot read, though it was checked."""
+    """A checked request whose sampling parameters raise in a step."""
     sampling = SamplingParams(max_tokens=4, temperature=1.0)
     object.__setattr__(sampling, "temperature", value)
     return Request(request_id="spoilt", prompt=request.prompt, sampling=sampling)
 
 
-def test_what_one_request_raises_in_a_step_ends_that_request_alone(engine: Engine, expected: tuple[int, ...]) -> None:
+def test_an_error_of_one_request_in_a_step_ends_only_that_request(engine: Engine, expected: tuple[int, ...]) -> None:
     ids = [engine.add(HEALTHY), engine.add(spoil(HEALTHY, "hot")), engine.add(HEALTHY)]
     outputs = {}
     while engine.has_work:
@@ -195,14 +195,14 @@ def test_what_one_request_raises_in_a_step_ends_that_request_alone(engine: Engin
     engine._pool.check_integrity()
 
 
-def test_what_one_request_raises_in_a_step_of_its_own_ends_it(engine: Engine, expected: tuple[int, ...]) -> None:
+def test_an_error_of_one_request_in_its_own_step_ends_it(engine: Engine, expected: tuple[int, ...]) -> None:
     engine.add(spoil(HEALTHY, "hot"))
     (output,) = engine.step()
     assert "the request made a step fail" in str(output.error)
     assert engine.generate([HEALTHY])[0].token_ids == expected
 
 
-def test_what_a_request_raises_with_its_text_ends_it_alone(
+def test_an_error_in_decoding_a_request_ends_only_that_request(
     engine: Engine, expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = engine.add(Request(prompt="the thing", sampling=GREEDY))
@@ -215,7 +215,7 @@ def test_what_a_request_raises_with_its_text_ends_it_alone(
     assert outputs[other].token_ids == expected
 
 
-def test_a_step_that_no_request_gets_through_is_the_engines_fault(engine: Engine, expected: tuple[int, ...]) -> None:
+def test_a_step_that_fails_for_every_request_is_an_engine_error(engine: Engine, expected: tuple[int, ...]) -> None:
     ids = [engine.add(HEALTHY) for _ in range(2)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "_runner", None)
@@ -227,7 +227,7 @@ def test_a_step_that_no_request_gets_through_is_the_engines_fault(engine: Engine
     assert engine.generate([HEALTHY])[0].token_ids == expected
 
 
-def test_prepared_beside_steps_and_added_later(engine: Engine, expected: tuple[int, ...]) -> None:
+def test_prepared_in_parallel_with_steps_and_added_later(engine: Engine, expected: tuple[int, ...]) -> None:
     prepared = []
     thread = Thread(target=lambda: prepared.extend(engine.prepare(HEALTHY) for _ in range(20)))
     running = engine.add(Request(prompt="a", sampling=SamplingParams(max_tokens=100, ignore_eos=True)))
@@ -258,7 +258,7 @@ def real_engine(base_model_dir: Path) -> Engine:
 
 @pytest.mark.parametrize("kind", ["prompt", "messages"])
 def test_a_prompt_that_cannot_fit_is_refused_by_its_size(real_engine: Engine, kind: str) -> None:
-    """Without tokenizing it: 900 KB take more than a second to tokenize, and some microseconds to refuse."""
+    """It is not tokenized: 900 KB take more than a second to tokenize, and microseconds to reject."""
     text = words(900_000)
     request = Request(prompt=text) if kind == "prompt" else Request(messages=[{"role": "user", "content": text}])
     took = []
@@ -277,7 +277,7 @@ def test_a_prompt_that_cannot_fit_is_refused_by_its_size(real_engine: Engine, ki
     [words(600_000), "漢字を書く " * 30_000, "<|im_end|> and " * 30_000, "a" * 400_000, "1" * 400_000, "ab漢" * 90_000],
     ids=["prose", "another script", "markers", "one letter", "digits", "no spaces"],
 )
-def test_no_more_of_a_long_prompt_is_tokenized_than_shows_that_it_cannot_fit(real_engine: Engine, text: str) -> None:
+def test_a_long_prompt_is_tokenized_only_until_it_cannot_fit(real_engine: Engine, text: str) -> None:
     began = time.perf_counter()
     assert len(real_engine.tokenizer.encode(text)) > 8192
     whole_s = time.perf_counter() - began
@@ -292,8 +292,8 @@ def test_no_more_of_a_long_prompt_is_tokenized_than_shows_that_it_cannot_fit(rea
     assert max(took) < 0.7 * whole_s
 
 
-def test_what_fits_is_never_refused(real_engine: Engine) -> None:
-    """Text of the longest tokens there are, and of the shortest: up to the last token that the context takes."""
+def test_a_prompt_that_fits_is_never_rejected(real_engine: Engine) -> None:
+    """Text of the longest and of the shortest tokens, up to the last token of the context."""
     room = 8192 - 128
     longest = max(range(17, 49_152), key=lambda each: len(real_engine.tokenizer.decode([each]).encode()))
     encode = real_engine.tokenizer.encode
@@ -306,7 +306,7 @@ def test_what_fits_is_never_refused(real_engine: Engine) -> None:
         assert len(prepared.prompt_ids) > 0.99 * room
 
 
-def test_what_a_template_raises_ends_that_request_alone(tmp_path: Path) -> None:
+def test_an_error_of_the_template_ends_only_that_request(tmp_path: Path) -> None:
     model = tiny_llama(tmp_path)
     settings_file = model / "tokenizer_config.json"
     template = "{{ messages[0].content[5] }}{{ 1 / (messages[0].content | length - 3) }}"

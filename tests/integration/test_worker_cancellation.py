@@ -1,4 +1,4 @@
-"""A cancelled job ends once, at whatever stage it is; a completion that comes first wins."""
+"""A cancelled job ends once, at every stage; a completion that is written first wins."""
 
 import asyncio
 import json
@@ -138,7 +138,7 @@ async def test_with_required_signatures_an_unsigned_cancellation_is_skipped(sett
 
 
 async def test_a_recreated_control_topic_is_read_from_its_beginning(settings: Settings) -> None:
-    """The old position lies beyond the only record of the new topic."""
+    """The old position is beyond the only record of the new topic."""
     settings = quick(settings)
     async with open_world(settings) as world, running_worker(settings, FAULTY_ENGINE):
         old, new = uuid7(), uuid7()

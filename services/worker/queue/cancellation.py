@@ -1,4 +1,4 @@
-"""Ends cancelled jobs, at whatever stage they are in this worker.
+"""Ends cancelled jobs at every stage in this worker.
 
 If a job completes at the same time, the first fenced write wins and the other has no effect.
 """

@@ -1,4 +1,4 @@
-"""The worker's SQL statements, by name. Each takes arrays and costs one round trip, whatever the batch size.
+"""The worker's SQL statements, by name. Each takes arrays and costs one round trip for any batch size.
 
 Rows are locked in key order, so that two workers never deadlock. A membership test wrapped in `is true` uses a hash
 table: as a plain condition it would be planned as a join, and that plan, which expects few rows (`batch.py`), would be

@@ -73,7 +73,7 @@ def test_special_tokens_are_omitted(tokenizer: Tokenizer) -> None:
 SMOL_SPECIAL = [1, 2, 3, 4, 5, 6]
 
 
-def test_special_tokens_hold_no_text_back(base_model_dir: Path) -> None:
+def test_special_tokens_do_not_delay_text(base_model_dir: Path) -> None:
     tokenizer = Tokenizer(base_model_dir)
     ids = [*tokenizer.encode("a"), *SMOL_SPECIAL, *tokenizer.encode("\U0001f680漢é z")]
     assert stream(tokenizer, ids).text == tokenizer.decode(ids) == "a\U0001f680漢é z"
@@ -83,7 +83,7 @@ CONTINUATIONS = [bytes([first, *[0x80] * more]) for first in (0x80, 0x90, 0xA0) 
 
 
 def without_incomplete_character(tokenizer: Tokenizer, ids: list[int]) -> str:
-    """The text of all tokens, without the last character if more bytes could make another one of it."""
+    """The text of all tokens, without the last character if more bytes could change it."""
     whole = tokenizer.decode(ids)
     byte_ids = {byte_level_bytes(token): each for each in range(320) if (token := tokenizer.token(each)) is not None}
     more = [[byte_ids[bytes([byte])] for byte in each] for each in CONTINUATIONS]
@@ -92,7 +92,7 @@ def without_incomplete_character(tokenizer: Tokenizer, ids: list[int]) -> str:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, 330) | st.sampled_from(range(100, 260)), max_size=40))
-def test_a_growing_text_is_that_of_the_whole_list(tokenizer: Tokenizer, ids: list[int]) -> None:
+def test_incremental_text_equals_that_of_the_whole_list(tokenizer: Tokenizer, ids: list[int]) -> None:
     text = TextStream(tokenizer, tokenizer.encode("a prompt"), ())
     for count, token_id in enumerate(ids, start=1):
         assert not text.push(token_id)
@@ -105,7 +105,7 @@ def test_a_growing_text_is_that_of_the_whole_list(tokenizer: Tokenizer, ids: lis
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_a_growing_text_of_the_real_tokenizer(base_model_dir: Path, data: st.DataObject) -> None:
+def test_incremental_text_of_the_real_tokenizer(base_model_dir: Path, data: st.DataObject) -> None:
     tokenizer = real_tokenizer(base_model_dir)
     text = data.draw(st.text(max_size=30))
     ids = tokenizer.encode(text)
@@ -122,7 +122,7 @@ def real_tokenizer(path: Path) -> Tokenizer:
 
 
 @pytest.mark.parametrize("text", ["\ufffd", "a\ufffd", "\ufffd\ufffd\ufffd", "é\ufffd z\ufffd"])
-def test_a_replacement_character_that_is_meant_is_kept(tokenizer: Tokenizer, text: str) -> None:
+def test_a_replacement_character_in_the_text_is_kept(tokenizer: Tokenizer, text: str) -> None:
     assert stream(tokenizer, tokenizer.encode(text)).text == text
 
 
@@ -135,7 +135,7 @@ def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(["a", " ab", "  ", "é", "漢", "\U0001f680", "</s>", "c.", "\ufffd"]), max_size=12))
-def test_a_growing_text_of_a_tokenizer_with_byte_tokens(sentencepiece: Tokenizer, parts: list[str]) -> None:
+def test_incremental_text_of_a_tokenizer_with_byte_tokens(sentencepiece: Tokenizer, parts: list[str]) -> None:
     ids = sentencepiece.encode("".join(parts))
     text = TextStream(sentencepiece, [], ())
     for count, token_id in enumerate(ids, start=1):
@@ -145,7 +145,7 @@ def test_a_growing_text_of_a_tokenizer_with_byte_tokens(sentencepiece: Tokenizer
     assert text.text == sentencepiece.decode(ids)
 
 
-def test_a_character_of_byte_tokens_that_is_cut_is_left_out(sentencepiece: Tokenizer) -> None:
+def test_an_incomplete_character_of_byte_tokens_is_omitted(sentencepiece: Tokenizer) -> None:
     ids = sentencepiece.encode("a\U0001f680漢")
     for dropped, shown in [(0, "a\U0001f680漢"), (1, "a\U0001f680"), (2, "a\U0001f680"), (3, "a\U0001f680"), (4, "a")]:
         text = stream(sentencepiece, ids[: len(ids) - dropped])
@@ -165,7 +165,7 @@ def test_a_character_of_byte_tokens_that_is_cut_is_left_out(sentencepiece: Token
         (("zz", "<|im_start|>"), "the zz<|im_start|>", "the "),
     ],
 )
-def test_a_stop_string_may_hold_special_tokens(
+def test_a_stop_string_may_contain_special_tokens(
     tokenizer: Tokenizer, stop: tuple[str, ...], generated: str, shown: str
 ) -> None:
     ids = tokenizer.encode(generated)

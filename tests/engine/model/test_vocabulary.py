@@ -21,7 +21,7 @@ MERGES = [("\u2581", "a"), ("a", "b"), ("\u2581a", "b"), ("\u2581", "\u2581"), (
 
 
 def sentencepiece_like(normalizer: normalizers.Normalizer | None = None) -> RustTokenizer:
-    """A tokenizer in the manner of Llama 2: U+2581 for spaces, tokens for single bytes, no pre-tokenizer."""
+    """A tokenizer like that of Llama 2: U+2581 for spaces, tokens for single bytes, no pre-tokenizer."""
     vocabulary = {token: index for index, token in enumerate(["<unk>", "<s>", "</s>", *BYTES, *PIECES])}
     tokenizer = RustTokenizer(models.BPE(vocabulary, MERGES, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizer or normalizers.Sequence(
@@ -92,7 +92,7 @@ TEXTS = st.one_of(
 @example("\x04" * 300)
 @example("a\x04" * 300)
 @example("\U00050000" * 300)
-def test_no_text_has_fewer_tokens_than_its_bytes_tell(
+def test_no_text_has_fewer_tokens_than_the_bound_from_its_bytes(
     bounded: list[tuple[RustTokenizer, TokenCounts]], text: str
 ) -> None:
     for tokenizer, counts in bounded:
@@ -129,7 +129,7 @@ WORDS = st.lists(
 def test_a_text_has_as_many_tokens_as_its_beginning(
     bounded: list[tuple[RustTokenizer, TokenCounts]], text: str, least: int
 ) -> None:
-    """But for a marker that the cut may go through."""
+    """Except for a marker that the cut may split."""
     for tokenizer, counts in bounded:
         at = counts.cut(text, least)
         if at is not None:
@@ -173,13 +173,13 @@ def test_ordinary_text_is_cut_between_words(smol: RustTokenizer) -> None:
     ],
     ids=["words", "one token for all that is unknown", "unknown text is dropped"],
 )
-def test_nothing_is_said_where_one_token_may_stand_for_any_text(tokenizer: RustTokenizer) -> None:
+def test_there_is_no_bound_if_one_token_may_represent_any_text(tokenizer: RustTokenizer) -> None:
     counts = TokenCounts(tokenizer)
     assert counts.least("b" * 10_000) == 0
     assert counts.cut("a b c d", 1) is None
 
 
-def test_nothing_is_said_where_white_space_is_dropped(byte_level: RustTokenizer) -> None:
+def test_there_is_no_bound_if_white_space_is_dropped(byte_level: RustTokenizer) -> None:
     dropping = RustTokenizer.from_str(byte_level.to_str())
     dropping.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -191,7 +191,7 @@ def test_the_longest_token_of_the_real_model_is_known(smol: RustTokenizer) -> No
     assert TokenCounts(smol).bytes_per_token == 81
 
 
-def test_normalization_shortens_no_more_than_is_said() -> None:
+def test_normalization_shortens_no_more_than_the_bound() -> None:
     def most(decompose: str) -> float:
         characters = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
         own = max(size(each) / size(unicodedata.normalize(decompose, each)) for each in characters)
@@ -212,7 +212,7 @@ def test_byte_level_tokens_are_bytes(byte_level: RustTokenizer, ids: list[int]) 
     assert text == byte_level.decode(ids, skip_special_tokens=True)
 
 
-def test_the_least_of_a_long_text_is_told_at_once(byte_level: RustTokenizer, tmp_path: Path) -> None:
-    """Nothing but its size is looked at, so that text which no tokenizer would take is as good."""
+def test_the_bound_of_a_long_text_is_immediate(byte_level: RustTokenizer, tmp_path: Path) -> None:
+    """Only its size is used, so the text may be one that no tokenizer accepts."""
     tokenizer = Tokenizer(write_tokenizer(tmp_path))
     assert tokenizer.counts.least("\ud800" * 900_000) >= 2_700_000 // 20

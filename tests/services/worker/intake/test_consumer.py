@@ -191,7 +191,7 @@ async def test_repeats_of_a_job_in_memory_leave_room_for_others(broker_settings:
 async def test_a_partition_whose_commit_is_gone_is_read_from_the_beginning(
     broker_settings: Settings, place: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a topic was made anew, or a broker lost everything: its offsets mean other records."""
+    """As after a topic was recreated or a broker lost its data: offsets refer to other records."""
     async with reading(broker_settings) as reader:
         await produce(broker_settings, place, 3)
         await reader.has(place, [0, 1, 2])

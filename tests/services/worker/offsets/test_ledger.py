@@ -1,4 +1,4 @@
-"""The committed position never passes an unfinished record, whatever the order of events."""
+"""The committed position never passes an unfinished record, in any order of events."""
 
 from hypothesis import given
 from hypothesis import strategies as st

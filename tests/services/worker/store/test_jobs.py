@@ -183,11 +183,11 @@ async def test_a_new_version_of_a_job_touches_no_index(pool: Pool) -> None:
 
     async def counted() -> tuple[int, int]:
         row = await pool.fetchrow(
-            "select sum(n_tup_upd) as updated, sum(n_tup_hot_upd) as beside from pg_stat_user_tables"
+            "select sum(n_tup_upd) as updated, sum(n_tup_hot_upd) as hot from pg_stat_user_tables"
             " where schemaname = 'loraq' and relname like 'jobs\\_%'"
         )
         assert row is not None
-        return row["updated"], row["beside"]
+        return row["updated"], row["hot"]
 
     await eventually(lambda: _is(counted(), (200, 200)), what="two hundred updates without an index")
     blockers = await pool.fetch(
