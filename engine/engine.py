@@ -49,7 +49,7 @@ MAX_WAIT_S = 0.02
 
 
 class Engine:
-    """One base model and its loaded adapters. Not thread-safe, but for `check_adapter` and `prepare`.
+    """One base model and its loaded adapters. Not thread-safe, except `check_adapter` and `prepare`.
 
     Raises ModelError if the model's directory cannot be served, and ConfigurationError if memory is too small or the
     device is not available. `backend` overrides the backend of the configured device, `reader` the threads that read
@@ -332,8 +332,8 @@ class Engine:
     def _compute(self, slices: list[Slice]) -> list[Output]:
         """Run one forward pass; returns the requests that its tokens finish.
 
-        If it raises what one request's data can make it raise, each request is computed alone, and one that raises so
-        again ends. If all of them do, the fault is not theirs, and it is raised.
+        If the pass raises an error that the data of one request can cause, each request is computed alone, and those
+        that raise again end with that error. If all of them raise, the requests are not the cause, and it is raised.
         """
         try:
             return self._forward(slices)

@@ -201,7 +201,7 @@ class StepStats:
         return StepStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def __sub__(self, earlier: "StepStats") -> "StepStats":
-        """What has happened since an earlier count."""
+        """The counts since an earlier snapshot."""
         return StepStats(*(a - b for a, b in zip(astuple(self), astuple(earlier), strict=True)))
 
 

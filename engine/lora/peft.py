@@ -25,7 +25,7 @@ PICKLED_WEIGHTS = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 TENSOR_NAME = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])(?:\.(?!weight$)[^.]+)?(?:\.weight)?"
 )
-# PEFT adds the base model's own embeddings to the file unless told otherwise.
+# PEFT adds the base model's own embeddings to the file by default.
 BASE_COPY = re.compile(r"(?:embed_tokens|lm_head)(?:\.base_layer)?\.weight$")
 LAYER_NAME = re.compile(r"(?:.+\.)?layers\.(?P<layer>\d+)\..+")
 

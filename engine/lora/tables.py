@@ -98,7 +98,7 @@ class SlotTables:
 
     @property
     def arrays(self) -> tuple[Array, ...]:
-        """All tables in host memory, one row per slot; their size bounds what `changes` makes a step send."""
+        """All tables in host memory, one row per slot; their size bounds how much `changes` returns for one step."""
         return (self.pages, self._layers.parts, self._layers.scales, self._edges.parts, self._edges.scales)
 
     def _grow(self, num_slots: int, num_pages: int) -> None:

@@ -79,14 +79,14 @@ def test_given_values_are_accepted_by_the_settings(services: dict[str, Any], mon
     Settings(_env_file=None)
 
 
-def test_every_variable_that_is_asked_for_stands_in_the_example() -> None:
+def test_every_required_variable_is_in_the_example() -> None:
     example = (ROOT / ".env.example").read_text(encoding="utf-8")
     offered = set(re.findall(r"^#? ?([A-Z0-9_]+)=", example, re.MULTILINE))
     assert set(VARIABLE.findall(COMPOSE)) == offered
     assert not any(name.startswith("LORAQ_") for name in offered), "the local stack would read it from .env as well"
 
 
-def test_no_secret_has_a_default_or_stands_in_the_file() -> None:
+def test_no_secret_has_a_default_or_a_value_in_the_file() -> None:
     for name in ("POSTGRES_PASSWORD", "S3_SECRET_KEY", "SECRET_KEY"):
         uses = re.findall(r"\$\{" + name + r"([^}]*)\}", COMPOSE)
         assert uses

@@ -139,7 +139,7 @@ class Adapters:
             self._fetches[group] = task
 
     async def _fetch(self, adapter: AdapterVersion) -> None:
-        """Bring an adapter to disk; the load that follows reports what is wrong with one that cannot be fetched."""
+        """Download an adapter to disk; the load that follows reports a failed download."""
         try:
             async with self._stager.hold(adapter.digest, adapter.uri, adapter.size_bytes):
                 pass

@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 
 class CommitState(NamedTuple):
-    """What a commit of a partition would say; `changes` later shows whether it is still complete."""
+    """What a commit of a partition would contain; `changes` shows later whether it is still complete."""
 
     position: int
     frontier: int
@@ -98,7 +98,7 @@ class Ledger:
             self._assigned[partition] = _PartitionState(_union((committed or {}).get(partition), known))
 
     def revoke(self, partitions: Iterable[Partition]) -> None:
-        """Drop partitions; records of theirs that finish later are only remembered."""
+        """Drop partitions; records of these that finish later are remembered but not committed."""
         for partition in map(_partition, partitions):
             if (state := self._assigned.pop(partition, None)) is not None:
                 self._revoked[partition] = state
@@ -154,11 +154,11 @@ class Ledger:
         return {partition for partition, state in self._assigned.items() if state.changes != state.saved}
 
     def commit_state(self, partition: Partition) -> CommitState:
-        """What a commit of this partition says now; it must have received a record."""
+        """What a commit of this partition would contain now; the partition must have received a record."""
         state = self._assigned[partition]
         finished = state.finished()
         assert state.position is not None, "there is nothing to commit before the first record"
-        assert finished is not None, "a position comes with what is finished"
+        assert finished is not None, "a partition with a position has finished offsets"
         return CommitState(state.position, finished.frontier, sorted(finished.unfinished), state.changes)
 
     def committed(self, positions: Mapping[Partition, int], changes: Mapping[Partition, int] | None = None) -> None:

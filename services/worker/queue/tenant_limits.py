@@ -1,15 +1,15 @@
-"""Whether a tenant's limits let a job run, wait in memory, or neither. Pure policy: `now` is seconds on a steady clock.
+"""Decides whether a tenant's limits let a job start or wait in memory. Pure policy: `now` is monotonic seconds.
 
     running       jobs running < running limit
-    tokens/s      level > 0, where the level grows by the rate up to the burst; a start costs the tokens that the job is
-                  expected to have, corrected when it ends
+    tokens/s      level > 0 of a token bucket, which fills at the rate up to the burst; a job is charged its expected
+                  tokens at its start, corrected when it ends
     queued        jobs waiting in memory < queued limit
 
-A job may start while the level is above 0 and so take it below 0: in T seconds a tenant uses at most burst + rate * T
-tokens and those of the job that started last. A job larger than the burst runs too.
+A job may start while the level is above 0, and may take it below 0. So in T seconds a tenant uses at most
+burst + rate * T tokens plus those of the job that started last, and a job larger than the burst can run.
 
-Of a tenant with a running or token limit, only the jobs that are next wait in memory, at most its window. So a tenant
-at its limit takes no room from another.
+Only the next jobs of a tenant with a running or token limit wait in memory, at most its window. So a tenant at its
+limit takes no memory from others.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,9 +23,9 @@ from services.worker.queue.backlog import Allows, Demand, Waiting, always
 
 MIN_WINDOW = 2
 NEXT_PER_RUNNING = 2
-"""Jobs that wait in memory for each that may run, so that the next is here when one ends."""
+"""Jobs that may wait in memory per job that may run, so that a next job is ready when one ends."""
 SIZE_MEMORY = 0.9
-"""Share of the earlier average in a tenant's average tokens per job."""
+"""Weight of the previous average in a tenant's moving average of tokens per job."""
 
 
 JobT = TypeVar("JobT")
@@ -42,7 +42,7 @@ class Counts(Protocol):
 
 
 class Admission(Enum):
-    """What becomes of a job that arrives."""
+    """The decision about an arriving job: queue it in memory, park it or refuse it."""
 
     QUEUE = "queue"
     PARK = "park"
@@ -51,7 +51,7 @@ class Admission(Enum):
 
 @dataclass(slots=True)
 class _Usage:
-    """What a tenant uses here. `level` is that of its token bucket at the moment `at`; None is a full one."""
+    """A tenant's usage in this worker. `level` is that of its token bucket at time `at`; None means full."""
 
     running: int = 0
     level: float | None = None
@@ -61,10 +61,10 @@ class _Usage:
 
 
 class LimitedTenants:
-    """The tenants' limits and what they use of them in this worker. `waiting` counts the jobs that wait in memory.
+    """The tenants' limits and their usage in this worker. `waiting` counts the jobs that wait in memory.
 
-    `max_window` is the most jobs of a limited tenant in a lane that wait in memory, `max_waiting` the most of all
-    limited tenants together. A job that waited for its limit for `hold_s` seconds waits no longer in memory.
+    Per lane, at most `max_window` jobs of one limited tenant and `max_waiting` jobs of all limited tenants wait in
+    memory. A job leaves memory after it has waited `hold_s` seconds for its tenant's limit.
     """
 
     def __init__(self, waiting: Counts, max_window: int, max_waiting: int, hold_s: float) -> None:
@@ -80,7 +80,7 @@ class LimitedTenants:
         return bool(self._limits)
 
     def follow(self, limits: Mapping[str, TenantLimits]) -> None:
-        """These limits hold from now on."""
+        """Apply new limits from now on."""
         for tenant, usage in self._usage.items():
             if limits.get(tenant, NO_LIMITS).tokens_per_s is None:
                 usage.level = None
@@ -103,11 +103,11 @@ class LimitedTenants:
         return limits.running is not None or limits.tokens_per_s is not None
 
     def starts_at_once(self, tenant: str) -> bool:
-        """Whether no limit is to be looked at before a job of the tenant starts."""
+        """Whether the tenant's jobs can start without checking a limit."""
         return not self.is_limited(tenant) and self.limits_of(tenant).queued is None
 
     def allows(self, now: float) -> Allows:
-        """The predicate for the backlog: whether a job may start now. Call `started` for each that does."""
+        """A predicate for the backlog: whether a job may start now. Call `started` for each job that starts."""
         if not self._limits:
             return always
         return lambda demand: self._may_start(demand.tenant, now)
@@ -125,7 +125,7 @@ class LimitedTenants:
         return min(limits.burst_tokens, usage.level + max(0.0, now - usage.at) * limits.tokens_per_s)
 
     def started(self, demand: Demand, now: float) -> None:
-        """A job goes to the engine; it is charged the tokens that it is expected to have."""
+        """Note that a job starts, and charge its expected tokens."""
         usage = self._usage.setdefault(demand.tenant, _Usage())
         usage.running += 1
         usage.started_at = now
@@ -134,7 +134,7 @@ class LimitedTenants:
         self._charge(demand.tenant, usage, demand.tokens, now)
 
     def ended(self, demand: Demand, tokens: float, now: float) -> None:
-        """A started job left the engine with that many tokens; 0 if it comes back or was not served."""
+        """Note that a started job left the engine, and correct its charge to `tokens`; 0 if it did not run."""
         usage = self._usage[demand.tenant]
         usage.running -= 1
         self._charge(demand.tenant, usage, tokens - demand.tokens, now)
@@ -148,7 +148,7 @@ class LimitedTenants:
             usage.at = now
 
     def admit(self, demand: Demand, now: float, *, was_parked: bool = False) -> Admission:
-        """Whether a job that arrives waits in memory."""
+        """Decide whether an arriving job is queued in memory, parked or refused."""
         tenant, lane = demand.tenant, demand.lane
         if tenant not in self._limits:
             return Admission.QUEUE
@@ -174,11 +174,11 @@ class LimitedTenants:
         return window is None or self._waiting.num_waiting(tenant, lane) < window
 
     def _num_waiting(self, lane: Lane) -> int:
-        """Jobs of all limited tenants."""
+        """Number of waiting jobs of all limited tenants."""
         return sum(count for tenant, count in self._waiting.waiting_by_tenant(lane) if self.is_limited(tenant))
 
     def window(self, tenant: str, now: float) -> int | None:
-        """The most jobs of the tenant in a lane that may wait in memory; None is any number."""
+        """The largest number of the tenant's jobs that may wait in memory per lane; None means no bound."""
         limits = self.limits_of(tenant)
         if not self.is_limited(tenant):
             return None
@@ -194,7 +194,7 @@ class LimitedTenants:
         return min(bounds)
 
     def _affordable(self, tenant: str, limits: TenantLimits, now: float) -> int:
-        """Jobs that the tenant's tokens of the next `hold_s` seconds suffice for; at least one."""
+        """Number of average jobs that the tenant's tokens of the next `hold_s` seconds cover; at least one."""
         assert limits.tokens_per_s is not None
         usage = self._usage.get(tenant)
         if usage is None or usage.mean_tokens is None:
@@ -203,7 +203,7 @@ class LimitedTenants:
         return max(1, int(tokens / max(1.0, usage.mean_tokens)))
 
     def claimable(self, tenant: str, lane: Lane, now: float) -> int:
-        """How many jobs that are parked for a limit may come back to memory now."""
+        """How many jobs parked for a limit may return to memory now."""
         if self._is_stalled(tenant, now):
             return 0
         window, waiting = self.window(tenant, now), self._waiting.num_waiting(tenant, lane)
@@ -215,9 +215,9 @@ class LimitedTenants:
         return max(0, min(bounds))
 
     def places(self, parked: Sequence[tuple[str, Lane]], now: float) -> list[tuple[str, Lane, int]]:
-        """How many of the jobs parked for a limit may come back to memory now, those of the first lane first.
+        """How many jobs parked for a limit may return to memory now, by tenant and lane, in the order of lanes.
 
-        `parked` names every tenant and lane that has such jobs: those go before jobs that arrive.
+        `parked` holds every tenant and lane with such jobs; they go before jobs that arrive.
         """
         self._parked = set(parked)
         lanes = list(Lane)
@@ -225,7 +225,7 @@ class LimitedTenants:
         return [(tenant, lane, count) for tenant, lane in in_order if (count := self.claimable(tenant, lane, now))]
 
     def wants_parked(self, tenant: str, now: float) -> bool:
-        """Whether so few jobs of the tenant wait in memory that parked ones should be claimed at once."""
+        """Whether too few jobs of the tenant wait in memory, so that parked ones should be claimed now."""
         lanes = [lane for lane in Lane if (tenant, lane) in self._parked]
         return any(self.claimable(tenant, lane, now) > self._waiting.num_waiting(tenant, lane) for lane in lanes)
 
@@ -237,9 +237,9 @@ class LimitedTenants:
         return usage is None or usage.started_at is None or now - usage.started_at > self._hold_s
 
     def overdue(self, tenant: str, waiting: Sequence[Waiting[JobT]], now: float) -> list[Waiting[JobT]]:
-        """Those of a tenant's jobs in a lane, all waiting for its limit, that have waited for too long in memory.
+        """The jobs among `waiting`, those of one tenant and lane that wait for its limit, that must leave memory now.
 
-        While jobs of the tenant start, those that are next stay if the limit lets jobs wait.
+        While the tenant's jobs start, the next ones stay in memory, unless its limit refuses jobs instead.
         """
         late = [each for each in waiting if now - each.since > self._hold_s]
         if self.limits_of(tenant).over_limit is OverLimit.REFUSE or self._is_stalled(tenant, now):
@@ -249,7 +249,7 @@ class LimitedTenants:
         return [each for each in late if each.order not in stays]
 
     def refusal(self, tenant: str) -> str:
-        """The sentence for a job that is refused: the limit, its value and the remedy."""
+        """The error message of a refused job: the limit, its value and the remedy."""
         limits = self.limits_of(tenant)
         if limits.queued is not None and self._waiting.num_waiting(tenant) >= limits.queued:
             limit, option = f"{limits.queued} queued jobs", "--queued"

@@ -1,4 +1,4 @@
-"""A dead letter read back has the original record, the reason and the source, whatever the record contains."""
+"""A dead letter read back has the original record, the reason and the source, for any content."""
 
 import re
 

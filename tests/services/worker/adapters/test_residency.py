@@ -36,7 +36,7 @@ def test_an_adapter_with_waiting_jobs_is_evicted_only_for_an_urgent_one() -> Non
     assert adapters.reserve("c", 40, ["a", "b"], urgent=True) == Reservation(granted=True, evict=("b",))
 
 
-def test_what_no_job_needs_goes_before_what_is_needed_last() -> None:
+def test_unneeded_adapters_are_evicted_before_needed_ones() -> None:
     adapters = residency("a", "b", "c", budget=120)
     assert adapters.reserve("d", 80, ["c", "a"], urgent=True) == Reservation(granted=True, evict=("b", "a"))
 

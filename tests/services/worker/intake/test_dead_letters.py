@@ -1,4 +1,4 @@
-"""How records are dead-lettered, whatever their content and whatever the topic does."""
+"""Records are dead-lettered for any content and through any failure of the topic."""
 
 import asyncio
 import hashlib

@@ -108,7 +108,7 @@ def test_finished_offsets_above_the_prefix_are_listed() -> None:
 
 
 @given(st.permutations(range(30)))
-def test_whatever_the_order_of_finishes_everything_is_due_at_the_end(order: list[int]) -> None:
+def test_in_any_order_of_finishes_everything_is_due_at_the_end(order: list[int]) -> None:
     ledger = ledger_of(*range(30))
     for offset in order:
         assert ledger.finish(Place(P, offset))

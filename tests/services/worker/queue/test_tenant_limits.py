@@ -1,4 +1,4 @@
-"""What a tenant's limits let run, and what may wait in memory: bounds that hold whatever comes."""
+"""Which jobs a tenant's limits let run or wait in memory: bounds that hold for any arrivals."""
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ def demand(tenant: str = "acme", tokens: float = 10.0, lane: Lane = STANDARD) ->
 
 @dataclass
 class Worker:
-    """A backlog with limits, an engine without end, and a database of parked jobs."""
+    """A backlog with limits, an engine without a size limit, and a database of parked jobs."""
 
     now: float = 0.0
     running: list[Waiting[int]] = field(default_factory=list)
@@ -231,7 +231,7 @@ def test_a_job_larger_than_the_burst_runs_and_is_paid_back() -> None:
     assert numbers(worker.start()) == [2]
 
 
-def test_what_a_job_did_not_use_is_given_back() -> None:
+def test_unused_tokens_are_refunded() -> None:
     worker = Worker().follow(acme=TenantLimits(tokens_per_s=1.0, burst=100.0))
     worker.arrive(demand(tokens=100.0))
     worker.arrive(demand(tokens=50.0))

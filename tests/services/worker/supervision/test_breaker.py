@@ -28,7 +28,7 @@ def test_it_opens_when_all_jobs_of_several_tenants_fail() -> None:
 
 
 @given(st.integers(0, 100_000), st.lists(st.tuples(TENANTS, st.just(False)), max_size=300))
-def test_no_flood_of_one_tenant_opens_it_whatever_other_tenants_send(
+def test_no_flood_of_one_tenant_opens_it_with_any_traffic_of_others(
     flood: int, neighbours: list[tuple[str, bool]]
 ) -> None:
     breaker = breaker_after(neighbours)
