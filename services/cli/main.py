@@ -28,6 +28,7 @@ COMMANDS = {
     "listen": ("services.webhooks.receiver:listen", "Receive, verify and print webhooks."),
     "demo": ("services.demo.commands:demo", "Show the whole product on this machine."),
     "bench": ("services.bench.commands:bench", "Measure speed on this machine."),
+    "simulate": ("services.simulate.commands:simulate", "Compare queue policies in simulated time."),
 }
 
 

@@ -1,0 +1,1 @@
+"""`loraq plan`: how many adapters to keep where, and how many GPUs to pool."""

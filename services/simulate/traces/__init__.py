@@ -1,0 +1,1 @@
+"""The jobs of a simulation, and the worker that each of them meets."""
