@@ -22,6 +22,7 @@ COMMANDS = {
     "adapters": ("services.adapters.commands:adapters", "Push adapters; decide which are served."),
     "webhooks": ("services.webhooks.commands:webhooks", "List undelivered webhooks; send them again."),
     "endpoints": ("services.webhooks.endpoint_commands:endpoints", "Register addresses for webhooks."),
+    "workers": ("services.routing.commands:workers", "List workers, their load and their adapters."),
     "submit": ("services.jobs.commands:submit", "Submit one job, or a file of them."),
     "jobs": ("services.jobs.commands:jobs", "Show jobs and their outputs; cancel, replay."),
     "dlq": ("services.dlq.commands:dlq", "List dead letters and send them back."),

@@ -137,6 +137,16 @@ ADAPTER_LOAD_SECONDS = Histogram(
 )
 ADAPTER_EVICTIONS = Counter("loraq_adapter_evictions", "Adapters evicted from a tier: disk or host.", ["tier"])
 ADAPTER_BYTES = Gauge("loraq_adapter_bytes", "Bytes of adapters in a tier: disk or host.", ["tier"])
+ADAPTERS = Gauge("loraq_adapters", "Adapters of this worker by their fastest tier: device, host or disk.", ["tier"])
+JOBS_CLAIMED = Counter("loraq_jobs_claimed", "Claimed jobs by their adapter: warm, cold or base.", ["adapter"])
+# Routers for inference servers read these names.
+VLLM_RUNNING = Gauge("vllm:num_requests_running", "Alias: jobs that the engine is running.")
+VLLM_WAITING = Gauge("vllm:num_requests_waiting", "Alias: jobs in memory that wait for the engine.")
+VLLM_LORAS = Gauge(
+    "vllm:lora_requests_info",
+    "Alias: adapters of running and waiting jobs, as tenant/name; the value is the time of the report.",
+    ["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+)
 ADAPTERS_ADMITTED = Counter(
     "loraq_adapters_admitted", "Adapter versions that the registrar admitted or rejected.", ["status"]
 )

@@ -98,6 +98,7 @@ def _loops(worker: Worker, settings: Settings, producer: object) -> dict[str, Co
         "leases": worker.leases.run(),
         "limits": worker.limits.run(),
         "guard": worker.guard.run(),
+        "report": worker.reporter.run(),
         "parking": worker.parking.run(),
         "cancellations": worker.cancellations.run(),
         "cancellations wake": listen(settings, CHANNEL, worker.on_control),
@@ -122,6 +123,7 @@ async def _drain(worker: Worker, drain_s: float) -> None:
             await worker.completer.flushed()
             await worker.consumer.commit(urgent=True)
             await worker.leases.release(list(worker.in_flight))
+            await worker.reporter.withdraw()
     _log.info("Drained", action="drained", left=len(worker.in_flight))
 
 

@@ -35,6 +35,7 @@ from services.worker.queue.cancellation import CancellationCallbacks, Cancellati
 from services.worker.queue.pace import Pace
 from services.worker.queue.parking import Parking, ParkingCallbacks
 from services.worker.queue.parking_store import ParkingStore, ParkRequest
+from services.worker.queue.preference import Standpoint, is_least_loaded
 from services.worker.queue.retry_policy import retry_delay_s
 from services.worker.queue.tenant_limits import LimitedTenants
 from services.worker.results.completer import Completer
@@ -45,6 +46,8 @@ from services.worker.supervision.breaker import BreakerLimits
 from services.worker.supervision.guard import Guard
 from services.worker.supervision.leases import LeaseKeeper
 from services.worker.supervision.limits import LimitsReader
+from services.worker.supervision.reporter import Reporter
+from services.worker.supervision.self_report import SelfReport
 
 DATABASE_PAUSE = "database"
 WINDOWS = 8
@@ -143,6 +146,7 @@ class Worker:
                 self._places_over_limit,
             ),
             lambda: self.consumer.room_for_parked() if self.engine.ready else ([], 0),
+            self._standpoint,
             settings.poll_interval_s,
             settings.park_after_s,
         )
@@ -177,6 +181,16 @@ class Worker:
             self.consumer.pressure,
             require_signature=settings.require_signed_jobs,
         )
+        self.report = SelfReport(
+            self.runner,
+            self.backlog,
+            self.adapters,
+            self.engine,
+            self.ledger,
+            settings.lanes,
+            settings.max_batch_size,
+        )
+        self.reporter = Reporter(pool, settings.pool, name, self.report.collect, stager.cache.digests)
         self.leases = LeaseKeeper(
             self.store,
             self.persistence,
@@ -226,7 +240,14 @@ class Worker:
 
     def _finish(self, outcome: Outcome) -> None:
         self.guard.ended(outcome)
+        self.report.ended(outcome)
         self.completer.submit(outcome)
+
+    def _standpoint(self) -> Standpoint:
+        reported = self.reporter.reported
+        recent = [digest for digest in self.adapters.loaded() if reported.get(digest, "disk") == "disk"]
+        least_loaded = is_least_loaded(self.report.num_jobs, self.reporter.loads_of_others)
+        return Standpoint(recent, self.runner.saturated, least_loaded)
 
     def _park(self, request: ParkRequest) -> None:
         self.parking.park(request)

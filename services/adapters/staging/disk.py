@@ -107,6 +107,10 @@ class DiskCache:
             + what_to_do
         )
 
+    def digests(self) -> frozenset[str]:
+        """Digests of all entries, without a look into them."""
+        return frozenset(path.name for path in self.root.iterdir() if DIGEST.fullmatch(path.name))
+
     def entries(self) -> list[Entry]:
         """All entries, including those of other processes."""
         found = [entry for path in self.root.iterdir() if DIGEST.fullmatch(path.name) and (entry := _entry(path))]

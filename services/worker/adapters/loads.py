@@ -96,6 +96,14 @@ class Adapters:
         self._on_disk: dict[str, AsyncExitStack] = {}
         self._releases: set[asyncio.Task[None]] = set()
 
+    def loaded(self) -> list[str]:
+        """Digests of the adapters with which jobs may start."""
+        return [digest for digest in self._residency.digests() if self._residency.is_loaded(digest)]
+
+    def is_loaded(self, digest: str) -> bool:
+        """Whether the adapter is in the engine."""
+        return self._residency.is_loaded(digest)
+
     def acquire(self, job: Job) -> None:
         """Count a job that goes to the engine as a user of its adapter."""
         if (adapter := job.claim.adapter) is not None:

@@ -88,9 +88,25 @@ class Runner:
         """Number of jobs in the engine or about to be submitted."""
         return len(self._running) + self._starting
 
+    @property
+    def resident(self) -> Set[str]:
+        """Digests of the adapters in the engine's pages."""
+        return self._resident
+
+    @property
+    def saturated(self) -> bool:
+        """Whether as many jobs wait as the engine takes: a further one would wait for long."""
+        return not self._engine.ready or len(self._backlog) >= self._limits.capacity
+
+    def running_jobs(self) -> list[Job]:
+        """The jobs in the engine."""
+        return list(self._running.values())
+
     def add(self, jobs: Iterable[Job]) -> None:
         """Queue newly claimed jobs."""
         now, wall = time.monotonic(), time.time()
+        jobs = list(jobs)
+        self._count_claimed(jobs)
         for job in jobs:
             self._isolate_last_attempt(job)
             self._admit(job, demand_of(job, self._pace.prefill_weight, now, wall), now)
@@ -109,6 +125,11 @@ class Runner:
 
     def _refuse_over_limit(self, job: Job) -> None:
         self._callbacks.finish(failed(job, ErrorCode.LIMIT_EXCEEDED, self._tenants.refusal(job.key.tenant)))
+
+    def _count_claimed(self, jobs: Sequence[Job]) -> None:
+        for group, count in Counter(job.group for job in jobs).items():
+            kind = "base" if group == BASE_GROUP else "warm" if self._adapters.is_loaded(group) else "cold"
+            telemetry.JOBS_CLAIMED.labels(adapter=kind).inc(count)
 
     def wake(self) -> None:
         """Check whether jobs can start."""

@@ -14,6 +14,7 @@ from services.worker.in_flight import InFlight
 from services.worker.jobs import NO_TRIAL, Candidate, Job, JobKey, Outcome, Phase, expired, failed
 from services.worker.offsets.ledger import Ledger
 from services.worker.queue.parking_store import ParkingStore, ParkRequest, Unparked
+from services.worker.queue.preference import Standpoint
 from services.worker.store.persistence import Persistence, isolate
 
 MAX_BATCH = 200
@@ -37,7 +38,10 @@ class ParkingCallbacks:
 
 
 class Parking:
-    """One loop that parks jobs and claims due ones. `claimable` returns the lanes and the most jobs to claim."""
+    """One loop that parks jobs and claims due ones.
+
+    `claimable` returns the lanes and the most jobs to claim, `standpoint` what this worker knows of itself and others.
+    """
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class Parking:
         in_flight: InFlight,
         callbacks: ParkingCallbacks,
         claimable: Callable[[], tuple[list[Lane], int]],
+        standpoint: Callable[[], Standpoint],
         poll_s: float,
         park_after_s: float,
     ) -> None:
@@ -56,6 +61,7 @@ class Parking:
         self._in_flight = in_flight
         self._callbacks = callbacks
         self._claimable = claimable
+        self._standpoint = standpoint
         self._poll_s = poll_s
         self._park_after_s = park_after_s
         self._requests: deque[ParkRequest] = deque()
@@ -151,7 +157,8 @@ class Parking:
             if not lanes or limit <= 0:
                 return
             asked = min(limit, MAX_BATCH)
-            claimed = await self._persistence.retry_until_done(partial(self._store.claim_due, lanes, asked))
+            claim = partial(self._store.claim_due, lanes, asked, self._standpoint())
+            claimed = await self._persistence.retry_until_done(claim)
             await self._run(claimed)
             if len(claimed) < asked:
                 return

@@ -79,6 +79,20 @@ DUE_JOBS = f"""
 select {CLAIMED}
 from loraq.parked_jobs
 where pool = $1 and lane = any($2::text[]) and due_at <= clock_timestamp()
+    and (adapter_digest is null
+         or due_at <= clock_timestamp() - make_interval(secs => $4)
+         or adapter_digest = any($7::text[])
+         or not $6 and exists (
+            select from loraq.worker_adapters as held
+            where held.pool = $1 and held.digest = adapter_digest and held.worker = $5 and held.tier <> 'disk'
+         )
+         or $8 and not exists (
+            select from loraq.worker_adapters as held
+            join loraq.worker_status as holder using (pool, worker)
+            where held.pool = $1 and held.digest = adapter_digest and held.worker <> $5 and held.tier <> 'disk'
+                and holder.engine_ready and not holder.saturated
+                and holder.seen_at > clock_timestamp() - make_interval(secs => $9)
+         ))
 order by due_at
 limit $3
 for update skip locked

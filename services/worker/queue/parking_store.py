@@ -11,14 +11,17 @@ from asyncpg import Record as Row
 from schemas.common import Lane
 from services.postgres.pool import Connection, Pool, autocommit, storable, transaction
 from services.process import telemetry
+from services.routing.status import LIVE_S
 from services.worker.intake.records import parse
 from services.worker.jobs import NO_TRIAL, Candidate, Job, JobKey, Record, Rejection
 from services.worker.offsets.ledger import Partition, Place
 from services.worker.queue import parking_statements as sql
+from services.worker.queue.preference import PREFER_HOLDER_S, Standpoint
 from services.worker.store.decisions import Claimed
 from services.worker.store.jobs import JobStore
 from services.worker.store.rows import columns, fenced, keys_of
 
+ANY_WORKER = Standpoint()
 _log = telemetry.get_logger()
 
 
@@ -86,10 +89,26 @@ class ParkingStore:
         async with transaction(self._pool, "park deliveries") as connection:
             await connection.execute(sql.STORE_DELIVERIES, self._pool_name, *columns(rows, 10))
 
-    async def claim_due(self, lanes: Collection[Lane], limit: int) -> list[Unparked]:
-        """Claim due jobs that no worker owns, and delete the requests of jobs that have ended."""
+    async def claim_due(
+        self, lanes: Collection[Lane], limit: int, standpoint: Standpoint = ANY_WORKER
+    ) -> list[Unparked]:
+        """Claim due jobs that no worker owns, and delete the requests of jobs that have ended.
+
+        Jobs that another worker should claim are left to it for `PREFER_HOLDER_S`.
+        """
         async with transaction(self._pool, "claim parked jobs") as connection:
-            rows = await connection.fetch(sql.DUE_JOBS, self._pool_name, [str(lane) for lane in lanes], limit)
+            rows = await connection.fetch(
+                sql.DUE_JOBS,
+                self._pool_name,
+                [str(lane) for lane in lanes],
+                limit,
+                PREFER_HOLDER_S,
+                self._worker,
+                standpoint.saturated,
+                [] if standpoint.saturated else list(standpoint.recent),
+                standpoint.least_loaded,
+                LIVE_S,
+            )
             return await self._claim(connection, rows)
 
     async def over_limit(self, lanes: Collection[Lane]) -> list[tuple[str, Lane]]:
