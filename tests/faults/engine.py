@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from engine import EngineConfig, Output, Request
+from engine import EngineConfig, Output, PreparedRequest, Request
 from services.worker.engine.echo import EchoEngine
 from tests.faults.snapshot import Call, Key
 
@@ -58,8 +58,8 @@ class PacedEngine(EchoEngine):
     def has_work(self) -> bool:
         return bool(self.waiting or self._running)
 
-    def add(self, request: Request) -> str:
-        added = super().add(request)
+    def add_prepared(self, request: Request) -> str:
+        added = super().add_prepared(request)
         self._journal.record(request)
         return added
 
@@ -101,9 +101,9 @@ def journaled_engine(config: EngineConfig) -> Any:
     class JournaledEngine(Engine):
         _journal = Journal()
 
-        def add(self, request: Request) -> str:
-            added: str = super().add(request)
+        def prepare(self, request: Request) -> PreparedRequest:
+            prepared = super().prepare(request)
             self._journal.record(request)
-            return added
+            return prepared
 
     return JournaledEngine(config)

@@ -14,10 +14,15 @@ from services.worker.engine.echo import EchoEngine
 STEP_S = 0.01
 
 
+class Panic(BaseException):
+    """What a library that is not written in Python raises: no Exception."""
+
+
 class FaultyEngine(EchoEngine):
     """Prompts: `die` kills the process as if out of memory, `hang` blocks it, `crash` raises an unexpected error,
-    `fail` an engine error, `refuse` rejects the request, and `wait` never ends. A check blocks at an adapter's `gate`;
-    files `die` and `defect` make it do the same.
+    `fail` an engine error, `refuse` rejects the request, and `wait` never ends; `panic`, `trip` and `stumble` raise
+    when the request is prepared or added. A check blocks at an adapter's `gate`, the preparation of `gate PATH` at that
+    of a directory; files `die` and `defect` make a check do the same.
     """
 
     def step(self) -> list[Output]:
@@ -35,12 +40,24 @@ class FaultyEngine(EchoEngine):
         self.waiting.extend(endless)
         return finished
 
-    def add(self, request: Request) -> str:
-        if request.prompt == "refuse":
+    def prepare(self, request: Request) -> Request:
+        prompt = request.prompt or ""
+        if prompt.startswith("gate "):
+            pass_gate(Path(prompt.removeprefix("gate ")))
+        if prompt == "refuse":
             raise InvalidRequestError("the prompt cannot be used")
+        if prompt == "panic":
+            raise Panic("a defect below Python")
+        if prompt == "trip":
+            raise ZeroDivisionError("a defect of a chat template")
+        return super().prepare(request)
+
+    def add_prepared(self, request: Request) -> str:
         if request.prompt == "fail":
             raise EngineError("the engine cannot do this one")
-        return super().add(request)
+        if request.prompt == "stumble":
+            raise LookupError("a defect of the engine")
+        return super().add_prepared(request)
 
     def check_adapter(self, peft_dir: Path) -> AdapterInfo:
         pass_gate(peft_dir)

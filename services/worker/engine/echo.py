@@ -55,7 +55,11 @@ class EchoEngine:
         """Remove the adapter."""
         self.adapters.pop(name, None)
 
-    def add(self, request: Request) -> str:
+    def prepare(self, request: Request) -> Request:
+        """There is nothing to render or to tokenize."""
+        return request
+
+    def add_prepared(self, request: Request) -> str:
         """Queue a request; raises UnknownAdapterError."""
         if request.adapter is not None and request.adapter not in self.adapters:
             raise UnknownAdapterError(f"adapter {request.adapter!r} is not loaded")

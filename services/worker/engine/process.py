@@ -22,10 +22,10 @@ from engine import (
     InvalidRequestError,
     Output,
     PromptTooLongError,
-    Request,
     UnknownAdapterError,
 )
 from services.worker.engine.adapters import Checked, EngineAdapters
+from services.worker.engine.inputs import EngineInputs, Prepared, Preparing
 from services.worker.engine.protocol import (
     HEADER,
     Add,
@@ -50,6 +50,8 @@ from services.worker.engine.protocol import (
 
 HEARTBEAT_S = 1.0
 ARRIVAL_POLL_S = 0.02
+SWITCH_S = 0.0005
+"""How long a thread may hold the interpreter while another wants it; a step asks for it some hundred times."""
 PR_SET_PDEATHSIG = 1
 REAL_ENGINE = "services.worker.engine.process:real_engine"
 
@@ -69,8 +71,8 @@ def real_engine(config: EngineConfig) -> Any:
     return engine
 
 
-def refusal_of(error: EngineError) -> Refusal:
-    """The refusal code for an engine error."""
+def refusal_of(error: BaseException) -> Refusal:
+    """The refusal code for what a request raised; an error that nobody expected is a failure of that request."""
     return next((why for kind, why in REFUSALS if isinstance(error, kind)), "failed")
 
 
@@ -79,7 +81,7 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self.inbox: queue.SimpleQueue[ToEngine | Checked] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[ToEngine | Checked | Prepared] = queue.SimpleQueue()
 
     def receive(self) -> ToEngine:
         """Wait for the next message; exits the process if the parent has exited."""
@@ -119,6 +121,7 @@ class EngineLoop:
         self._engine = engine
         self._channel = channel
         self._adapters = EngineAdapters(engine, channel.inbox.put, channel.send)
+        self._inputs = EngineInputs(engine, channel.inbox.put)
         self._added_ns: dict[str, int] = {}
         self._num_steps = 0
         self._beat_at = 0.0
@@ -142,8 +145,12 @@ class EngineLoop:
     def _beat(self) -> None:
         if (now := time.monotonic()) - self._beat_at >= HEARTBEAT_S:
             self._beat_at = now
-            self._channel.send(Heartbeat(self._num_steps))
+            self._channel.send(self._heartbeat(now))
             self._send_status(only_changes=False)
+
+    def _heartbeat(self, now: float) -> Heartbeat:
+        inputs = self._inputs
+        return Heartbeat(self._num_steps, len(inputs), inputs.oldest_s(now), inputs.num_prepared)
 
     def _send_status(self, *, only_changes: bool) -> None:
         resident = frozenset(self._engine.resident_adapters)
@@ -161,14 +168,18 @@ class EngineLoop:
         except queue.Empty:
             return
 
-    def _handle(self, message: ToEngine | Checked) -> None:
+    def _handle(self, message: ToEngine | Checked | Prepared) -> None:
         match message:
             case Add(requests):
-                self._report([], [refused for request in requests if (refused := self._add(request))])
+                now_ns = time.time_ns()
+                self._added_ns.update((str(request.request_id), now_ns) for request in requests)
+                self._inputs.add(requests)
+            case Prepared():
+                ended = self._inputs.take(message)
+                self._report([], [refused for each in ended if (refused := self._add(each))])
             case Cancel(request_ids):
                 for request_id in request_ids:
-                    self._engine.cancel(request_id)
-                    self._added_ns.pop(request_id, None)
+                    self._cancel(request_id)
             case Expect(digests):
                 self._engine.expect(digests)
             case Load() | Unload():
@@ -178,25 +189,40 @@ class EngineLoop:
             case Start():
                 raise AssertionError("the engine has already started")
 
-    def _add(self, request: Request) -> Refused | None:
-        assert request.request_id is not None
-        try:
-            self._engine.add(request)
-        except EngineError as error:
-            return Refused(request.request_id, refusal_of(error), str(error))
-        self._added_ns[request.request_id] = time.time_ns()
-        return None
+    def _cancel(self, request_id: str) -> None:
+        self._added_ns.pop(request_id, None)
+        if not self._inputs.cancel(request_id):
+            self._engine.cancel(request_id)
+
+    def _add(self, each: Preparing) -> Refused | None:
+        """Hand a prepared request to the engine. Whatever it raised so far, or raises here, ends this one alone."""
+        error = each.error
+        if error is None:
+            try:
+                self._engine.add_prepared(each.prepared)
+            except Exception as raised:
+                error = raised
+        if error is None:
+            return None
+        request_id = str(each.request.request_id)
+        self._added_ns.pop(request_id, None)
+        return _refused(request_id, error)
 
     def _report(self, outputs: list[Output], refused: list[Refused]) -> None:
         finished = []
         for output in outputs:
             added_ns = self._added_ns.pop(output.request_id, 0)
             if output.error is not None:
-                refused.append(Refused(output.request_id, refusal_of(output.error), str(output.error)))
+                refused.append(_refused(output.request_id, output.error))
             else:
                 finished.append(_finished(output, added_ns))
         if finished or refused:
             self._channel.send(Done(tuple(finished), tuple(refused)))
+
+
+def _refused(request_id: str, error: BaseException) -> Refused:
+    reason = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
+    return Refused(request_id, refusal_of(error), reason)
 
 
 def _finished(output: Output, added_ns: int) -> Finished:
@@ -241,6 +267,7 @@ def main(descriptor: int) -> None:
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.setswitchinterval(SWITCH_S)
     channel = Channel(socket.socket(fileno=descriptor))
     start = channel.receive()
     assert isinstance(start, Start)

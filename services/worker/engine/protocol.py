@@ -126,9 +126,15 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Sent at least once a second, unless a step takes longer."""
+    """Sent at least once a second, unless a step takes longer.
+
+    `preparing` requests are being prepared, the oldest for `oldest_preparing_s`; `num_prepared` counts the others.
+    """
 
     num_steps: int
+    preparing: int = 0
+    oldest_preparing_s: float = 0.0
+    num_prepared: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from services.worker.engine.process import Channel, EngineLoop
 from services.worker.engine.protocol import (
     HEADER,
     Add,
+    Cancel,
     Done,
     FromEngine,
     Heartbeat,
@@ -43,10 +44,21 @@ class Loop:
         self.messages: list[FromEngine] = []
 
     def send(self, *messages: ToEngine) -> None:
+        """Pass messages to the loop and run one turn, or as many as it takes to prepare requests."""
+        self.pass_on(*messages)
+        if any(isinstance(message, Add) for message in messages):
+            self.settle()
+
+    def pass_on(self, *messages: ToEngine) -> None:
         """Pass messages to the loop and run one turn."""
         for message in messages:
             self._channel.inbox.put(message)
         self.turn()
+
+    def settle(self) -> None:
+        """Run turns until no request is being prepared."""
+        while len(self._loop._inputs):
+            self.turn()
 
     def turn(self) -> None:
         """Run one turn and collect the messages that it sent."""
@@ -113,7 +125,9 @@ def test_steps_and_heartbeats_continue_during_a_check(
     finished = [each.request_id for message in loop.messages if isinstance(message, Done) for each in message.finished]
     assert finished == ["2"]
     assert loop.refusals() == {"3": "unknown_adapter"}
-    assert [message.num_steps for message in loop.messages if isinstance(message, Heartbeat)] == [0, 1, 2]
+    steps = [message.num_steps for message in loop.messages if isinstance(message, Heartbeat)]
+    assert steps == sorted(steps)
+    assert steps[-1] >= 2
     assert not loop.answers()
     gate.open()
     loop.turn_until_answers(1)
@@ -209,6 +223,117 @@ def test_an_unexpected_error_of_a_check_ends_the_loop(loop: Loop, adapter: Path)
         loop.send(Load(DIGEST, adapter))
         loop.turn_until_answers(1)
     assert not loop.answers()
+
+
+def finished_ids(loop: Loop) -> list[str]:
+    return [each.request_id for message in loop.messages if isinstance(message, Done) for each in message.finished]
+
+
+def gated(tmp_path: Path, name: str) -> tuple[Gate, str]:
+    """A gate, and the prompt whose preparation blocks at it."""
+    directory = tmp_path / name
+    directory.mkdir()
+    return Gate(directory), f"gate {directory}"
+
+
+def ask(request_id: str, prompt: str, tenant: str) -> Request:
+    return Request(request_id=request_id, prompt=prompt, tenant=tenant, sampling=SamplingParams(max_tokens=3))
+
+
+def turn_until(loop: Loop, count: int) -> list[str]:
+    while len(finished_ids(loop)) < count:
+        loop.turn()
+    return finished_ids(loop)
+
+
+def test_steps_and_heartbeats_go_on_while_a_request_is_prepared(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "HEARTBEAT_S", 0.0)
+    gate, prompt = gated(tmp_path, "first")
+    loop.send(add("1", "wait"))
+    loop.pass_on(Add((ask("2", prompt, "a"), ask("3", "hello", "a"))))
+    eventually_sync(gate.is_reached, what="the preparation to begin")
+    for _ in range(3):
+        loop.turn()
+    beats = [message for message in loop.messages if isinstance(message, Heartbeat)]
+    assert beats[-1].num_steps - beats[-3].num_steps == 2
+    assert beats[-1].preparing == 2
+    assert beats[-1].oldest_preparing_s > beats[-2].oldest_preparing_s > 0
+    assert not finished_ids(loop)
+    gate.open()
+    assert turn_until(loop, 2) == ["2", "3"]
+    loop.turn()
+    beats = [message for message in loop.messages if isinstance(message, Heartbeat)]
+    assert (beats[-1].preparing, beats[-1].oldest_preparing_s, beats[-1].num_prepared) == (0, 0.0, 3)
+
+
+def test_tenants_take_turns_in_preparation(loop: Loop, tmp_path: Path) -> None:
+    """Whoever has one request waits for one of another tenant's many, small before large where they are one's own."""
+    order: list[str] = []
+    prepare = loop.engine.prepare
+
+    def noting(request: Request) -> Request:
+        order.append(str(request.request_id))
+        return prepare(request)
+
+    loop.engine.prepare = noting  # type: ignore[method-assign]
+    gate, prompt = gated(tmp_path, "first")
+    loop.pass_on(Add((ask("first", prompt, "flood"),)))
+    eventually_sync(gate.is_reached, what="the preparation to begin")
+    large = "x" * 200_000
+    flood = [ask(f"large {index}", large, "flood") for index in range(4)]
+    loop.pass_on(Add((*flood, ask("small", "x", "flood"), ask("other", large, "one"), ask("other 2", "x", "two"))))
+    gate.open()
+    turn_until(loop, 8)
+    assert order == [
+        "first", "small", "other", "other 2", "large 0", "large 1", "large 2", "large 3",
+    ]  # fmt: skip
+
+
+def test_a_request_that_is_being_prepared_can_be_cancelled(loop: Loop, tmp_path: Path) -> None:
+    gate, prompt = gated(tmp_path, "first")
+    loop.pass_on(Add((ask("1", prompt, "a"), ask("2", "refuse", "a"), ask("3", "hello", "a"))))
+    eventually_sync(gate.is_reached, what="the preparation to begin")
+    loop.pass_on(Cancel(("1", "2", "never seen")))
+    loop.pass_on(Add((ask("4", "hello", "a"),)))
+    gate.open()
+    assert turn_until(loop, 2) == ["3", "4"]
+    assert not loop.refusals()
+    assert not loop.engine.waiting
+    assert not loop._loop._added_ns
+
+
+def test_an_id_may_be_used_again_once_its_request_was_cancelled(loop: Loop, tmp_path: Path) -> None:
+    gate, prompt = gated(tmp_path, "first")
+    loop.pass_on(Add((ask("1", prompt, "a"),)))
+    eventually_sync(gate.is_reached, what="the preparation to begin")
+    loop.pass_on(Cancel(("1",)), Add((ask("1", "hello", "a"),)))
+    gate.open()
+    assert turn_until(loop, 1) == ["1"]
+    loop.turn()
+    assert finished_ids(loop) == ["1"]
+    (done,) = [message for message in loop.messages if isinstance(message, Done)]
+    assert done.finished[0].text == "hel"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "why", "reason"),
+    [
+        ("refuse", "invalid_request", "the prompt cannot be used"),
+        ("trip", "failed", "ZeroDivisionError: a defect of a chat template"),
+        ("panic", "failed", "Panic: a defect below Python"),
+        ("fail", "failed", "the engine cannot do this one"),
+        ("stumble", "failed", "LookupError: a defect of the engine"),
+    ],
+)
+def test_whatever_a_request_raises_ends_that_request_alone(loop: Loop, prompt: str, why: str, reason: str) -> None:
+    loop.send(add("before"), Add((ask("bad", prompt, "a"),)), add("after"))
+    assert sorted(turn_until(loop, 2)) == ["after", "before"]
+    (refused,) = [each for message in loop.messages if isinstance(message, Done) for each in message.refused]
+    assert (refused.request_id, refused.why, refused.reason) == ("bad", why, reason)
+    loop.send(add("later"))
+    assert turn_until(loop, 3)[-1] == "later"
 
 
 def test_an_out_of_memory_error_names_the_setting() -> None:
